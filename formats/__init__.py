@@ -1,0 +1,49 @@
+"""The KV file (.kv), version 1; FORMAT.md beside this file is its specification.
+
+Knows tensors and bytes, no model. Importing it, and reading a header, imports neither torch nor numpy.
+"""
+
+from formats.checks import VerifyReport, verify_file
+from formats.entries import LayerEntries
+from formats.errors import (
+    CorruptFile,
+    ExistingFile,
+    FormatError,
+    NotAKVFile,
+    UnreadableFile,
+    UnsupportedVersion,
+    WriteFailed,
+)
+from formats.header import FORMAT_VERSION, Header
+from formats.layout import TensorInfo
+from formats.metadata import BudgetInfo, DocumentInfo, LayerInfo, Metadata, ModelIdentity, TokenizerIdentity
+from formats.reader import Contents, read_file, read_header
+from formats.temporary import check_target
+from formats.writer import write_file
+
+__all__ = [
+    "FORMAT_VERSION",
+    "BudgetInfo",
+    "Contents",
+    "CorruptFile",
+    "DocumentInfo",
+    "ExistingFile",
+    "FormatError",
+    "Header",
+    "LayerEntries",
+    "LayerInfo",
+    "Metadata",
+    "ModelIdentity",
+    "NotAKVFile",
+    "TensorInfo",
+    "TokenizerIdentity",
+    "UnreadableFile",
+    "UnsupportedVersion",
+    "VerifyReport",
+    "WriteFailed",
+    "check_target",
+    "read_file",
+    "read_header",
+    "verify_file",
+    "write_file",
+]

@@ -1,0 +1,63 @@
+"""The kept entries of one layer as tensors, and their bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from formats.layout import TensorInfo
+
+INDEX_FIELDS = ("offsets", "positions", "admit", "scores")
+ENTRY_FIELDS = ("keys", "values")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerEntries:
+    """The entries of all KV heads of a layer, end to end: those of head h are offsets[h] to offsets[h+1].
+
+    keys [entries, d_k] and values [entries, d_v] in the stored dtype, keys as the model rotated them;
+    offsets int32 [kv_heads+1]; positions int32 [entries], token positions in the document; admit int32 [entries],
+    the smallest budget whose kept set holds the entry, ascending inside a head; scores float32 [entries].
+    """
+
+    keys: Tensor
+    values: Tensor
+    offsets: Tensor
+    positions: Tensor
+    admit: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class IndexPart:
+    """What a file says about its entries without the entries: per layer, the tensors of INDEX_FIELDS by name."""
+
+    layers: tuple[dict[str, Tensor], ...]
+    tokens: Tensor | None
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype named as in the metadata ("bfloat16", ...)."""
+    import torch
+
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def allocate(info: TensorInfo) -> Tensor:
+    """Uninitialised memory for one tensor of a file, aligned as torch aligns all its memory."""
+    import torch
+
+    return torch.empty(info.shape, dtype=torch_dtype(info.dtype))
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in host memory, without a copy; writing to them changes the tensor."""
+    import torch
+
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

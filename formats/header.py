@@ -1,0 +1,259 @@
+"""The header of a KV file: one JSON text with one spelling, which says everything and ends with its own hash.
+
+It is written and read here and nowhere else. Nothing of it is believed before its hash, its spelling, the metadata and
+the tensor table have been checked against each other and against the size of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from formats import layout, sniff
+from formats.errors import CorruptFile, UnsupportedVersion, WriteFailed
+from formats.fields import Fields, is_hex
+from formats.hashing import DIGITS, digest
+from formats.layout import TensorInfo
+from formats.metadata import Metadata
+from formats.source import Source
+
+FORMAT_VERSION = 1
+OLDEST_READER = 1
+
+BEFORE = ("format_version", "oldest_reader")
+AFTER = ("quantization", "block_bytes", "tensors")
+HASH_KEY = ',"hash":"'
+
+
+@dataclass(frozen=True)
+class Header:
+    """A checked header; `data_start` is the file byte where the tensors begin."""
+
+    metadata: Metadata
+    tensors: dict[str, TensorInfo]
+    file_bytes: int
+    data_start: int
+    block_bytes: int
+    format_version: int = FORMAT_VERSION
+    oldest_reader: int = OLDEST_READER
+
+
+def build(
+    metadata: Metadata, tensors: Sequence[TensorInfo], hashes: Mapping[str, Sequence[str]] | None, block_bytes: int
+) -> bytes:
+    """The first bytes of the file: header length, JSON, padding to a multiple of 8.
+
+    Without hashes the same number of bytes, for the place where the tensors begin.
+    """
+    rows: dict[str, object] = {}
+    for info in tensors:
+        count = layout.block_count(info.size, block_bytes)
+        blocks = ["0" * DIGITS] * count if hashes is None else list(hashes[info.name])
+        rows[info.name] = {"codec": info.codec, "sizes": None, "blocks": blocks}
+    about = {
+        "format_version": FORMAT_VERSION,
+        "oldest_reader": OLDEST_READER,
+        **metadata.to_json(),
+        "quantization": None,
+        "block_bytes": block_bytes,
+        "tensors": rows,
+    }
+    table = {info.name: info.table_entry() for info in tensors}
+    inner = spell(about)[:-1]
+    inner += f'{HASH_KEY}{_header_hash(inner, table)}"}}'
+    text = spell({"__metadata__": {"format": "pt", "dropkv": inner}, **table}).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    data_bytes = tensors[-1].stop
+    if len(text) > layout.header_limit(8 + len(text) + data_bytes):
+        raise WriteFailed(
+            f"the header takes {len(text)} bytes, too many for {data_bytes} bytes of data",
+            fix="store less in the metadata",
+        )
+    return len(text).to_bytes(8, "little") + text
+
+
+def spell(value: object) -> str:
+    """JSON in its one spelling here: no blanks, ASCII only, keys as they stand."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def _header_hash(inner: str, table: object) -> str:
+    """Hash over the dropkv JSON up to its hash, a line feed, and the tensor table."""
+    return digest(f"{inner}\n{spell(table)}".encode("ascii"))
+
+
+def parse(source: Source) -> Header:
+    """Read and check the header; the tensors' bytes are not touched.
+
+    Raises NotAKVFile, UnsupportedVersion or CorruptFile; allocates a small multiple of the header's length.
+    """
+    text = _read_text(source)
+    try:
+        return check(text, source.size)
+    except RecursionError as error:
+        raise CorruptFile("is nested too deeply", where="header") from error
+
+
+def check(text: str, file_bytes: int) -> Header:
+    """The header in this JSON text, checked in itself and against the length of the file."""
+    outer = _object(text, "header")
+    meta = outer.pop("__metadata__", None)
+    inner = meta.get("dropkv") if type(meta) is dict else None
+    if type(inner) is not str:
+        raise sniff.other_safetensors(outer, meta if type(meta) is dict else {})
+    body, found = inner[: -len(HASH_KEY) - DIGITS - 2], inner[len(inner) - DIGITS - 2 : -2]
+    if not inner.isascii() or inner != f'{body}{HASH_KEY}{found}"}}' or found != _header_hash(body, outer):
+        raise CorruptFile("does not match its own hash: a byte was changed", where="header")
+    about = _object(body + "}", "metadata")
+    version, oldest = _versions(about)
+    if meta != {"format": "pt", "dropkv": inner} or _padded({"__metadata__": meta, **outer}) != text:
+        raise CorruptFile(
+            "is not in the one spelling of this format (key order, blanks, repeated keys)", where="header"
+        )
+    metadata, rows, block_bytes = _content(about, version, body)
+    tensors = _tensors(metadata, rows, outer, block_bytes)
+    header = Header(metadata, tensors, file_bytes, 8 + len(text), block_bytes, version, oldest)
+    _check_size(header)
+    return header
+
+
+def _read_text(source: Source) -> str:
+    head = bytearray(min(source.size, sniff.SNIFF_BYTES))
+    source.read_into(0, memoryview(head))
+    sniff.check(bytes(head), source.size)
+    length = int.from_bytes(head[:8], "little")
+    if length > layout.header_limit(source.size):
+        raise CorruptFile(
+            f"a header of {length} bytes is longer than a file of {source.size} bytes can need", where="file bytes 0-7"
+        )
+    if length % 8:
+        raise CorruptFile(f"the header takes {length} bytes, not a multiple of 8", where="file bytes 0-7")
+    raw = bytearray(length)
+    source.read_into(8, memoryview(raw))
+    try:
+        return raw.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise CorruptFile("is not an ASCII character", where=f"file byte {8 + error.start}") from error
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    """Parse one JSON object, with every way in which a hostile text can fail turned into CorruptFile."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise CorruptFile(f"is not JSON: {error.msg.lower()}", where=f"{where} character {error.pos}") from error
+    except ValueError as error:
+        raise CorruptFile("holds a number out of range", where=where) from error
+    if type(value) is not dict:
+        raise CorruptFile("is not a JSON object", where=where)
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits} is out of range")
+    return value
+
+
+def _padded(value: object) -> str:
+    text = spell(value)
+    return text + " " * (-len(text) % 8)
+
+
+def _versions(about: Mapping[str, Any]) -> tuple[int, int]:
+    version, oldest = about.get("format_version"), about.get("oldest_reader")
+    if type(version) is not int or type(oldest) is not int or not 1 <= oldest <= version:
+        raise CorruptFile("format_version and oldest_reader are no pair of versions", where="metadata")
+    if oldest > FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"is a KV file of version {version} and needs a reader of version {oldest} or newer; "
+            f"this one reads version {FORMAT_VERSION}"
+        )
+    return version, oldest
+
+
+def _content(about: dict[str, Any], version: int, body: str) -> tuple[Metadata, dict[str, Any], int]:
+    """Metadata, rows of the tensors and block size; a newer writer may have added top-level keys, which are skipped."""
+    own = Metadata.keys()
+    known = [*BEFORE, *own, *AFTER]
+    if version > FORMAT_VERSION:
+        about = {key: value for key, value in about.items() if key in known}
+        body = spell(about)[:-1]
+    try:
+        get = Fields(about, "", known)
+        if about["quantization"] is not None:
+            raise UnsupportedVersion("holds quantised entries, which a newer reader than version 1 reads")
+        block_bytes = get.whole("block_bytes", layout.MIN_BLOCK_BYTES, layout.MAX_BLOCK_BYTES)
+        if block_bytes & (block_bytes - 1):
+            raise CorruptFile(f"is {block_bytes}, not a power of two", where="block_bytes")
+        metadata = Metadata.from_json({key: about[key] for key in own})
+        rows = about["tensors"]
+        if type(rows) is not dict:
+            raise CorruptFile("is not an object", where="tensors")
+        again = {**{key: about[key] for key in BEFORE}, **metadata.to_json(), **{key: about[key] for key in AFTER}}
+        if spell(again)[:-1] != body:
+            raise CorruptFile("is not in the one spelling of this format (key order, blanks, repeated keys)")
+    except CorruptFile as error:
+        error.where = f"metadata {error.where}".strip()
+        raise
+    return metadata, rows, block_bytes
+
+
+def _tensors(
+    metadata: Metadata, rows: dict[str, Any], table: dict[str, Any], block_bytes: int
+) -> dict[str, TensorInfo]:
+    """The tensors that the metadata implies, each equal to its entry in the table and with a hash for every block."""
+    expected = layout.plan(metadata, "tokens" in rows)
+    names = {info.name: info for info in expected}
+    for what, found in (("tensor table", table), ("metadata tensors", rows)):
+        if list(found) != list(names):
+            missing, extra = (
+                [name for name in names if name not in found],
+                [name for name in found if name not in names],
+            )
+            reason = f"lacks {missing[0]}" if missing else f"holds {extra[0]!a:.60}" if extra else "is out of order"
+            raise CorruptFile(f"{reason}: not the tensors of {len(metadata.layers)} layers", where=what)
+    tensors: dict[str, TensorInfo] = {}
+    for info in expected:
+        if spell(table[info.name]) != spell(info.table_entry()):
+            raise CorruptFile(
+                f"the tensor table says {spell(table[info.name]):.120}, the metadata implies "
+                f"{spell(info.table_entry())}",
+                where=info.name,
+            )
+        tensors[info.name] = replace(info, blocks=_blocks(info, rows[info.name], block_bytes))
+    return tensors
+
+
+def _blocks(info: TensorInfo, row: object, block_bytes: int) -> tuple[str, ...]:
+    get = Fields(row, f"metadata tensors[{info.name}]", ("codec", "sizes", "blocks"))
+    codec = get.text("codec")
+    if codec != "raw":
+        raise UnsupportedVersion(
+            f"is stored with the codec {codec!a:.40}, which a newer reader than version 1 reads", where=info.name
+        )
+    if get.values["sizes"] is not None:
+        raise get.wrong("sizes", "null, as raw tensors have it")
+    blocks, count = get.values["blocks"], layout.block_count(info.size, block_bytes)
+    if type(blocks) is not list or len(blocks) != count or not all(is_hex(item, DIGITS) for item in blocks):
+        raise get.wrong("blocks", f"a list of {count} hashes of {DIGITS} hexadecimal digits")
+    if list(get.values) != ["codec", "sizes", "blocks"]:
+        raise CorruptFile("has its keys out of order", where=get.where)
+    return tuple(blocks)
+
+
+def _check_size(header: Header) -> None:
+    end = header.data_start + max(info.stop for info in header.tensors.values())
+    if header.file_bytes < end:
+        cut = next(info for info in header.tensors.values() if header.data_start + info.stop > header.file_bytes)
+        raise CorruptFile(f"the file ends after {header.file_bytes} of {end} bytes: cut off", where=cut.name)
+    if header.file_bytes > end:
+        raise CorruptFile(f"{header.file_bytes - end} bytes follow the last tensor", where=f"file byte {end}")
