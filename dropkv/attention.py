@@ -1,0 +1,207 @@
+"""The one seam to transformers' attention, layers and cache API.
+
+A network is loaded with `attn_implementation="dropkv"`. Every attention layer of any family then hands its real, rotated q, k and v to the
+function registered here, which passes them to the run that travels with the call as an extra keyword argument. Nothing is recomputed
+per family, and no cache object of transformers is ever used: runs hold keys and values themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dropkv.errors import ModelError
+
+NAME = "dropkv"
+RUN = "dropkv_run"
+
+# What layers hand to their attention function without changing its mathematics, given that runs place every token themselves.
+HARMLESS = frozenset(
+    {
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "is_causal",
+        "return_dict",
+    }
+)
+
+
+class Run(Protocol):
+    """What receives the queries, keys and values of every layer during one forward call."""
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Attention outputs [batch, heads, tokens, d_v] for q [batch, heads, tokens, d_k], k and v [batch, kv_heads, tokens, d]."""
+        ...
+
+
+class LayerDone(Exception):
+    """Raised by a run inside the last layer of a prefill: all it needed from that layer has been seen, the rest need not be computed."""
+
+
+def register() -> None:
+    """Make `attn_implementation="dropkv"` known to transformers: the one process-wide state this library sets. Safe to repeat."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention_function)
+    AttentionMaskInterface.register(NAME, no_mask)
+
+
+def no_mask(*_args: Any, **_kwargs: Any) -> None:
+    """Runs know which keys a query may see; a mask of tokens x tokens would only cost memory."""
+    return None
+
+
+def attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The registered function: q [batch, heads, tokens, d], k and v [batch, kv_heads, tokens, d] after RoPE -> [batch, tokens, heads, d_v].
+
+    Raises ModelError where a layer lost the run (it does not pass extra arguments on) or passes an argument that changes the mathematics.
+    """
+    run: Run | None = kwargs.pop(RUN, None)
+    layer = getattr(module, "layer_idx", None)
+    if run is None or layer is None:
+        raise ModelError(
+            f"{type(module).__name__} does not pass extra arguments to its attention, so dropkv cannot serve it: use another model"
+        )
+    foreign = sorted(
+        name
+        for name, content in kwargs.items()
+        if content is not None and name not in HARMLESS and _changes_attention(content)
+    )
+    if foreign or attention_mask is not None or (dropout and module.training):
+        what = ", ".join(foreign) or ("an attention mask" if attention_mask is not None else "dropout")
+        raise ModelError(
+            f"{type(module).__name__} changes its attention by {what}, which dropkv does not know: use another model"
+        )
+    scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
+    output = run.attend(int(layer), query, key, value, scale=scale, window=sliding_window, softcap=softcap)
+    return output.transpose(1, 2), None
+
+
+def _changes_attention(content: Any) -> bool:
+    """Plain switches (False, 0, empty) do nothing; tensors, numbers and objects may."""
+    return isinstance(content, Tensor) or bool(content)
+
+
+def decoder_of(network: nn.Module) -> nn.Module:
+    """The stack without the language-model head, so that a prefill never computes logits it does not need."""
+    decoder: nn.Module = network.base_model  # type: ignore[assignment]
+    return decoder
+
+
+def layer_list(network: nn.Module) -> tuple[nn.Module, str, nn.ModuleList]:
+    """The module that owns the decoder layers, the attribute's name, and the list itself.
+
+    Raises ModelError when there is no list of `num_hidden_layers` modules.
+    """
+    config: Any = network.config
+    for owner in decoder_of(network).modules():
+        for name, child in owner.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
+                return owner, name, child
+    raise ModelError(
+        f"{type(network).__name__} has no list of decoder layers, so it cannot be prefilled layer by layer: use another model"
+    )
+
+
+class SlicedLayer(nn.Module):
+    """One decoder layer, run over slices of the sequence; hidden states are overwritten in place.
+
+    `spans` are (start, stop) in the sequence. `enter(layer, span_index)` is called before each slice and `leave(layer)` after the last one.
+    """
+
+    def __init__(
+        self,
+        inner: nn.Module,
+        index: int,
+        spans: Sequence[tuple[int, int]],
+        enter: Callable[[int, int], None],
+        leave: Callable[[int], None],
+    ) -> None:
+        super().__init__()
+        self.inner = inner
+        self.index = index
+        self.spans = spans
+        self.enter = enter
+        self.leave = leave
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)  # some families read attributes of their layers
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        total = hidden.shape[1]
+        for number, (start, stop) in enumerate(self.spans):
+            self.enter(self.index, number)
+            cut_args = [_cut(argument, start, stop, total) for argument in args]
+            cut_kwargs = {name: _cut(argument, start, stop, total) for name, argument in kwargs.items()}
+            try:
+                out = self.inner(hidden[:, start:stop], *cut_args, **cut_kwargs)
+            except LayerDone:
+                continue
+            hidden[:, start:stop] = out[0] if isinstance(out, tuple) else out
+        self.leave(self.index)
+        return hidden
+
+
+def _cut(argument: Any, start: int, stop: int, total: int) -> Any:
+    """The same slice of whatever a layer is given per position: position ids, cosines and sines; anything else unchanged."""
+    if isinstance(argument, Tensor):
+        return argument[:, start:stop] if argument.dim() >= 2 and argument.shape[1] == total else argument
+    if isinstance(argument, tuple):
+        return tuple(_cut(item, start, stop, total) for item in argument)
+    if isinstance(argument, dict):
+        return {name: _cut(item, start, stop, total) for name, item in argument.items()}
+    return argument
+
+
+@contextmanager
+def sliced_layers(
+    network: nn.Module,
+    spans: Sequence[tuple[int, int]],
+    enter: Callable[[int, int], None],
+    leave: Callable[[int], None],
+) -> Iterator[None]:
+    """For the length of the block every decoder layer runs slice by slice; the network is restored whatever happens."""
+    owner, name, layers = layer_list(network)
+    wrapped = nn.ModuleList(SlicedLayer(layer, index, spans, enter, leave) for index, layer in enumerate(layers))
+    wrapped.train(network.training)
+    setattr(owner, name, wrapped)
+    try:
+        yield
+    finally:
+        setattr(owner, name, layers)
+
+
+def run_decoder(network: nn.Module, ids: Tensor, positions: Tensor, run: Run) -> None:
+    """One forward call of the decoder stack, no logits: ids and positions int64 [batch, tokens]."""
+    decoder_of(network)(input_ids=ids, position_ids=positions, use_cache=False, **{RUN: run})
+
+
+def run_logits(network: nn.Module, ids: Tensor, positions: Tensor, run: Run, *, keep: int = 1) -> Tensor:
+    """Logits float32 [batch, keep, vocabulary] of the last `keep` tokens (0: all) for ids and positions int64 [batch, tokens]."""
+    out = network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, **{RUN: run})
+    logits: Tensor = out.logits
+    return logits.float() if logits.dtype != torch.float64 else logits

@@ -1,0 +1,183 @@
+"""Budgets: how many entries are kept, which ones, and in which order they stand in a file (METHODS section 3).
+
+Order inside a head: the forced entries first (newest first), then by pooled score, ties by unpooled score, then the earlier position.
+Under both rules here the kept sets are nested in the budget, so every entry has one `admit`: the smallest kept count whose set holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dropkv.errors import BudgetError, UsageError
+
+RULES = ("uniform", "head-adaptive")
+ROUNDING = 1e-9  # a fraction such as 0.29 * 100 must not floor one entry low
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The kept entries of one layer, head after head in file order (ascending admit): int64 positions [entries] and admit [entries],
+    and how many each KV head has [kv_heads]."""
+
+    positions: Tensor
+    admit: Tensor
+    counts: Tensor
+
+
+def kept_count(budget: float | int, n: int, forced: int) -> int:
+    """Entries per KV head of an n-token document: floor(budget * n) or the whole number, at least the forced ones, at most n."""
+    asked = budget if isinstance(budget, int) else int(budget * n + ROUNDING)
+    return max(1, min(forced, n), min(asked, n))
+
+
+def check_forced(budget: float | int, n: int, forced: int) -> None:
+    """Raise BudgetError when the budget asks for fewer entries than are always kept (a document shorter than those keeps everything)."""
+    asked = budget if isinstance(budget, int) else int(budget * n + ROUNDING)
+    least = min(forced, n)
+    if asked < least:
+        raise BudgetError(
+            f"budget {budget} is {asked} entries per head of {n} tokens, fewer than the {least} that are always kept: "
+            f"use --budget {least} or more, or --observe tail, which forces fewer"
+        )
+
+
+def forced_positions(n: int, first: int, last: int) -> list[int]:
+    """Positions that are always kept, newest first: the last `last` and the first `first` of n."""
+    return sorted(set(range(max(0, n - last), n)) | set(range(min(first, n))), reverse=True)
+
+
+def kept(
+    scores: Tensor,
+    count: int,
+    *,
+    forced: int | Sequence[int] = 0,
+    rule: str = "uniform",
+    alpha: float = 0.2,
+    unpooled: Tensor | None = None,
+) -> list[Tensor]:
+    """Kept positions, one sorted int64 tensor per KV head, for scores [kv_heads, n] and `count` entries per head (on average).
+
+    forced: how many of the newest entries are always kept, or the positions that are. unpooled [kv_heads, n] breaks ties of pooled scores.
+    """
+    chosen = select(scores, count, forced=forced, rule=rule, alpha=alpha, unpooled=unpooled)
+    return [part.sort().values for part in torch.split(chosen.positions, chosen.counts.tolist())]
+
+
+def select(
+    scores: Tensor,
+    count: int,
+    *,
+    forced: int | Sequence[int] = 0,
+    rule: str = "uniform",
+    alpha: float = 0.2,
+    unpooled: Tensor | None = None,
+) -> Kept:
+    """The kept entries of a layer in file order, for scores [kv_heads, n]. Arguments as in `kept`.
+
+    uniform: the first `count` of every head. head-adaptive: every head keeps its first max(forced, floor(alpha * count)), the remaining
+    places of kv_heads * count go to the layer's best scores (the rule of NVIDIA/kvpress for AdaKV, arXiv 2407.11550). Raises UsageError
+    for an unknown rule.
+    """
+    if rule not in RULES:
+        raise UsageError(f"unknown budget rule {rule!r}: use one of {', '.join(RULES)}")
+    heads, n = scores.shape
+    always = (
+        forced_positions(n, 0, forced)
+        if isinstance(forced, int)
+        else sorted({p for p in forced if p < n}, reverse=True)
+    )
+    count = max(1, len(always), min(count, n))
+    order = head_order(scores, always, unpooled)
+    if rule == "uniform" or count >= n:
+        chosen = order[:, :count]
+        counts = torch.full((heads,), chosen.shape[1], device=scores.device)
+        if rule == "uniform":
+            return Kept(
+                chosen.reshape(-1), torch.arange(1, chosen.shape[1] + 1, device=scores.device).repeat(heads), counts
+            )
+    ranks = layer_ranks(scores, always, unpooled).gather(
+        1, order
+    )  # [heads, n]: the layer-wide rank of each head's r-th entry
+    counts = adaptive_counts(ranks, count, len(always), alpha)
+    inside = torch.arange(n, device=scores.device) < counts.unsqueeze(1)
+    return Kept(order[inside], adaptive_admit(ranks, inside, count, len(always), alpha), counts)
+
+
+def head_order(scores: Tensor, always: Sequence[int], unpooled: Tensor | None) -> Tensor:
+    """Positions [heads, n] in the order a growing budget takes them, head by head."""
+    first, second = _keys(scores, always, unpooled)
+    order = torch.sort(second, dim=1, descending=True, stable=True).indices
+    by_first = torch.sort(first.gather(1, order), dim=1, descending=True, stable=True).indices
+    return order.gather(1, by_first)
+
+
+def layer_ranks(scores: Tensor, always: Sequence[int], unpooled: Tensor | None) -> Tensor:
+    """Rank [heads, n] of every entry among all of the layer: the same keys as `head_order`, ties to the lower head, the earlier position."""
+    first, second = (key.reshape(1, -1) for key in _keys(scores, always, unpooled))
+    order = torch.sort(second, dim=1, descending=True, stable=True).indices
+    order = order.gather(1, torch.sort(first.gather(1, order), dim=1, descending=True, stable=True).indices)
+    ranks = torch.empty_like(order)
+    ranks.scatter_(1, order, torch.arange(order.shape[1], device=order.device).unsqueeze(0))
+    return ranks.reshape(scores.shape)
+
+
+def _keys(scores: Tensor, always: Sequence[int], unpooled: Tensor | None) -> tuple[Tensor, Tensor]:
+    first = scores.double()
+    second = torch.zeros_like(first) if unpooled is None else unpooled.double()
+    if always:
+        index = torch.tensor(list(always), device=scores.device)
+        first, second = first.clone(), second.clone()
+        first[:, index] = torch.inf
+        second[:, index] = index.double()  # newest first
+    return first, second
+
+
+def floor_of(count: Tensor | int, forced: int, alpha: float) -> Tensor | int:
+    """Entries every head keeps whatever the others score: max(forced, floor(alpha * count))."""
+    if isinstance(count, int):
+        return max(forced, min(count, int(alpha * count + ROUNDING)))
+    share = (alpha * count.double() + ROUNDING).long().minimum(count)
+    return share.clamp(min=forced)
+
+
+def adaptive_counts(ranks: Tensor, count: int, forced: int, alpha: float) -> Tensor:
+    """Entries per head [heads] when kv_heads * count places are shared; ranks [heads, n] are layer-wide ranks, ascending within a head."""
+    heads, n = ranks.shape
+    floor = int(floor_of(count, forced, alpha))
+    rest = ranks[:, floor:].reshape(-1)
+    places = heads * (count - floor)
+    counts = torch.full((heads,), floor, device=ranks.device)
+    if places >= rest.numel():
+        return torch.full((heads,), n, device=ranks.device)
+    if places:
+        limit = rest.kthvalue(places).values
+        counts += (ranks[:, floor:] <= limit).sum(1)
+    return counts
+
+
+def adaptive_admit(ranks: Tensor, inside: Tensor, count: int, forced: int, alpha: float) -> Tensor:
+    """admit int64 [entries] of the entries marked by `inside` [heads, n], in that order: the smallest count whose kept set holds each.
+
+    At a count c an entry of in-head rank r is kept if r < floor(c), or if fewer than heads * (c - floor(c)) entries outside the floors rank
+    before it. Kept sets are nested, so the smallest c is found by bisection for all entries at once.
+    """
+    heads, n = ranks.shape
+    in_head = torch.arange(n, device=ranks.device).expand(heads, n)[inside]
+    mine = ranks[inside].contiguous()
+    before = torch.stack(
+        [torch.searchsorted(row.contiguous(), mine) for row in ranks]
+    )  # [heads, entries] better entries of each head
+    low = torch.ones_like(mine)
+    high = torch.full_like(mine, count)
+    while bool((low < high).any()):
+        middle = (low + high) // 2
+        floor = torch.as_tensor(floor_of(middle, forced, alpha))
+        ahead = (before - floor).clamp(min=0).sum(0)
+        holds = (in_head < floor) | (ahead < heads * (middle - floor))
+        high = torch.where(holds, middle, high)
+        low = torch.where(holds, low, middle + 1)
+    return high

@@ -1,0 +1,106 @@
+"""The cache of an answer: an unchanging compressed prefix, ragged per head, and a tail that grows with question and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dropkv.kernels.decode import attend_prefix_and_tail
+from dropkv.models import LayerGeometry
+from formats import LayerEntries
+
+TAIL_STEP = 256  # the tail's buffers grow by at least so many tokens
+
+
+class Prefix:
+    """The compressed document: per layer the kept entries of all KV heads end to end. Never changed after it is made.
+
+    n: tokens of the original document; the first question token stands at position n.
+    """
+
+    def __init__(self, layers: Sequence[LayerEntries], geometry: Sequence[LayerGeometry], n: int) -> None:
+        self.layers = tuple(layers)
+        self.geometry = tuple(geometry)
+        self.n = n
+        self.bounds = tuple(tuple(int(bound) for bound in layer.offsets.tolist()) for layer in layers)
+
+    @property
+    def entries(self) -> int:
+        """Kept entries of all layers and KV heads."""
+        return sum(bounds[-1] for bounds in self.bounds)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Prefix:
+        """The same prefix on a device, in the reader's compute dtype (widening is exact)."""
+
+        def move(layer: LayerEntries) -> LayerEntries:
+            return LayerEntries(
+                keys=layer.keys.to(device, dtype),
+                values=layer.values.to(device, dtype),
+                offsets=layer.offsets.to(device),
+                positions=layer.positions.to(device),
+                admit=layer.admit,
+                scores=layer.scores,
+            )
+
+        return Prefix([move(layer) for layer in self.layers], self.geometry, self.n)
+
+
+class Tail:
+    """Keys and values of the tokens behind a prefix: per layer [kv_heads, capacity, d], `length` of them filled."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.length
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write k, v [kv_heads, t, d] behind the filled tokens of a layer; gives that layer's keys and values so far, new ones included."""
+        stop = self.length + k.shape[1]
+        keys, values = self._keys.get(layer), self._values.get(layer)
+        if keys is None or values is None or keys.shape[1] < stop:
+            capacity = max(stop, 2 * self.length, TAIL_STEP)
+            keys, values = self._grown(keys, k, capacity), self._grown(values, v, capacity)
+            self._keys[layer], self._values[layer] = keys, values
+        keys[:, self.length : stop] = k
+        values[:, self.length : stop] = v
+        return keys[:, :stop], values[:, :stop]
+
+    def _grown(self, old: Tensor | None, like: Tensor, capacity: int) -> Tensor:
+        new = like.new_empty((like.shape[0], capacity, like.shape[-1]))
+        if old is not None:
+            new[:, : self.length] = old[:, : self.length]
+        return new
+
+
+class AnswerRun:
+    """The run of one forward call behind a prefix: new tokens see the prefix, the tail, and themselves causally."""
+
+    def __init__(self, prefix: Prefix, tail: Tail) -> None:
+        self.prefix = prefix
+        self.tail = tail
+        self.seen = 0
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Attention outputs [1, heads, t, d_v] of t new tokens."""
+        self.seen += 1
+        keys, values = self.tail.put(layer, k[0], v[0])
+        geometry = self.prefix.geometry[layer]
+        out = attend_prefix_and_tail(
+            q[0],
+            self.prefix.layers[layer],
+            self.prefix.bounds[layer],
+            keys,
+            values,
+            scale=scale,
+            softcap=softcap,
+            reach=geometry.window if geometry.kind == "sliding" else None,
+            n=self.prefix.n,
+        )
+        return out[None]

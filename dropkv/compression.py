@@ -1,0 +1,238 @@
+"""Compressing one document: template, observation, prefill, and the description that goes into the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dropkv import methods
+from dropkv._version import __version__
+from dropkv.budgets import check_forced, forced_positions, kept_count
+from dropkv.cache import Prefix
+from dropkv.documents import Document
+from dropkv.errors import DocumentError
+from dropkv.generate import Session
+from dropkv.identity import describe
+from dropkv.memory import read_peak, start_peak
+from dropkv.methods import Method, Pool
+from dropkv.models import Model
+from dropkv.observers import Observation, observe
+from dropkv.prefill import Prefilled, prefill
+from dropkv.prompts import Seam
+from dropkv.settings import CompressSettings
+from formats import BudgetInfo, DocumentInfo, LayerInfo, Metadata, write_file
+
+QUESTION_ROOM = 64  # positions left free behind a document, so that something can be asked of it
+ENTRY_OVERHEAD = 12  # bytes of position, admit and score beside an entry's key and value
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decided about a document before the model reads it. ids: template head and document; kept: entries per KV head."""
+
+    seam: Seam
+    ids: tuple[int, ...]
+    head_tokens: int
+    observation: Observation
+    method: Method
+    kept: int
+    settings: CompressSettings
+
+    @property
+    def tokens(self) -> int:
+        """n, document tokens with the template head."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a compression will take and give, before it is run (bytes; exact but for the header and peak_bytes)."""
+
+    document_tokens: int
+    kept: int
+    kept_entries: int
+    full_entries: int
+    file_bytes: int
+    full_cache_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a compression took and gave. Entries count every layer and KV head; peak_memory_bytes is measured and includes the weights."""
+
+    document_tokens: int
+    kept: int
+    kept_entries: int
+    full_entries: int
+    full_cache_bytes: int
+    prefill_seconds: float
+    score_seconds: float
+    peak_memory_bytes: int
+
+
+class Compression:
+    """A compressed document in memory: save it, or ask it at once."""
+
+    def __init__(self, model: Model, plan: Plan, prefilled: Prefilled, metadata: Metadata, report: Report) -> None:
+        self.model = model
+        self.metadata = metadata
+        self.report = report
+        self._plan = plan
+        self._prefilled = prefilled
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> int:
+        """Write the .kv file; gives its size in bytes. Raises a formats.FormatError when it exists or cannot be written."""
+        import torch
+
+        tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if self._plan.settings.keep_tokens else None
+        return write_file(path, self.metadata, self._prefilled.layers, tokens, overwrite=overwrite)
+
+    def session(self) -> Session:
+        """Ask without saving: the same entries, in the same order, as a saved file has."""
+        return Session(
+            self.model, self._plan.seam, Prefix(self._prefilled.layers, self.model.geometry, self._plan.tokens)
+        )
+
+
+def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
+    """Tokenise the document and decide what is observed and kept.
+
+    Raises DocumentError when it does not fit (unless settings.truncate), BudgetError when the budget is below the entries always kept.
+    """
+    seam = Seam.of(model.tokenizer, system=settings.system, name=model.id)
+    head = list(seam.head_ids)
+    body = seam.document_ids(document.text)
+    if not body:
+        raise DocumentError(
+            f"{document.name}: the tokenizer of {model.id} makes no tokens of it, give a document with text"
+        )
+    ids = head + body
+    observation = observe(settings, seam, ids, len(head))
+    limit = model.max_positions - max(QUESTION_ROOM, observation.longest_probe)
+    if len(ids) > limit:
+        if not settings.truncate or limit <= len(head):
+            raise DocumentError(_too_long(document, len(ids), limit, model, settings))
+        ids = ids[:limit]
+        observation = observe(settings, seam, ids, len(head))
+    method = resolve_method(settings, len(head))
+    forced = len(forced_positions(len(ids), method.forced_first, method.forced_last))
+    if method.keeps_all:
+        kept = len(ids)
+    else:
+        check_forced(settings.budget, len(ids), forced)
+        kept = kept_count(settings.budget, len(ids), forced)
+    return Plan(seam, tuple(ids), len(head), observation, method, kept, settings)
+
+
+def _too_long(document: Document, tokens: int, limit: int, model: Model, settings: CompressSettings) -> str:
+    place = f"{document.name}: {tokens} tokens, {model.id} has {model.max_positions} positions"
+    if settings.observe == "replay":
+        return f"{place} and replay takes {model.max_positions - limit} of them: at most {limit} fit, use --truncate, a smaller --chunk, or split it"
+    return f"{place}: at most {limit} fit with room for a question, use --truncate or split it"
+
+
+def resolve_method(settings: CompressSettings, head_tokens: int) -> Method:
+    """The method as observer and options leave it. Raises UsageError for an unknown one."""
+    method = methods.get(settings.method)
+    if settings.observe == "replay":
+        method = method.under_replay(head_tokens)
+    if settings.pool is not None:
+        method = replace(method, pool=Pool(method.pool.kind if method.pool else "max", settings.pool))
+    if settings.alpha is not None:
+        method = replace(method, alpha=settings.alpha)
+    return method
+
+
+def estimate(model: Model, document: Document, settings: CompressSettings) -> Estimate:
+    """Sizes before the run. Raises what `plan` raises."""
+    planned = plan(model, document, settings)
+    n, size = planned.tokens, model.dtype.itemsize
+    kept_entries, full_entries, kept_bytes, full_bytes, widest = 0, 0, 0, 0, 0
+    for layer in model.geometry:
+        own = min(n, layer.window or n) if layer.kind == "sliding" else planned.kept
+        row = (layer.d_k + layer.d_v) * size
+        kept_entries += own * layer.kv_heads
+        full_entries += n * layer.kv_heads
+        kept_bytes += own * layer.kv_heads * (row + ENTRY_OVERHEAD)
+        full_bytes += n * layer.kv_heads * row
+        widest = max(widest, n * layer.kv_heads * row)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
+    sequence = n + sum(len(probe.ids) for probe in planned.observation.probes)
+    hidden = sequence * int(model.network.config.hidden_size) * size
+    tokens = 4 * n if settings.keep_tokens else 0
+    return Estimate(
+        n,
+        planned.kept,
+        kept_entries,
+        full_entries,
+        kept_bytes + tokens,
+        full_bytes,
+        weights + widest + kept_bytes + 2 * hidden,
+    )
+
+
+def compress_document(
+    model: Model, document: Document, settings: CompressSettings, *, progress: Callable[[int, int], None] | None = None
+) -> Compression:
+    """Read the document once and keep what matters. progress(done, total) is called after every layer.
+
+    Raises DocumentError, BudgetError, UsageError, ModelError.
+    """
+    planned = plan(model, document, settings)
+    start_peak(model.device)
+    prefilled = prefill(
+        model, planned.ids, planned.observation, planned.method, planned.kept, seed=settings.seed, progress=progress
+    )
+    size = model.dtype.itemsize
+    report = Report(
+        document_tokens=planned.tokens,
+        kept=planned.kept,
+        kept_entries=sum(layer.positions.numel() for layer in prefilled.layers),
+        full_entries=sum(planned.tokens * layer.kv_heads for layer in model.geometry),
+        full_cache_bytes=sum(
+            planned.tokens * layer.kv_heads * (layer.d_k + layer.d_v) * size for layer in model.geometry
+        ),
+        prefill_seconds=prefilled.prefill_seconds,
+        score_seconds=prefilled.score_seconds,
+        peak_memory_bytes=read_peak(model.device),
+    )
+    return Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled), report)
+
+
+def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefilled) -> Metadata:
+    method, settings = planned.method, planned.settings
+    identity, tokenizer = describe(model, planned.seam)
+    layers = tuple(
+        LayerInfo(g.kind, g.query_heads, g.kv_heads, g.d_k, g.d_v, g.window, entries.positions.numel())
+        for g, entries in zip(model.geometry, prefilled.layers, strict=True)
+    )
+    return Metadata(
+        writer=f"dropkv {__version__}",
+        model=identity,
+        tokenizer=tokenizer,
+        document=DocumentInfo(document.name, document.sha256, planned.tokens, planned.head_tokens),
+        method={
+            "name": method.name,
+            "power": method.power,
+            "queries": method.reduction.queries,
+            "group": method.reduction.group,
+            "pool": {"kind": method.pool.kind, "size": method.pool.size} if method.pool else None,
+            "seed": settings.seed,
+        },
+        observer=dict(planned.observation.description),
+        budget=BudgetInfo(
+            asked=settings.budget,
+            kept=planned.kept,
+            rule=method.rule,
+            alpha=method.alpha if method.rule == "head-adaptive" else None,
+            forced_first=method.forced_first,
+            forced_last=method.forced_last,
+            nested=True,
+        ),
+        layers=layers,
+        dtype=str(model.dtype).removeprefix("torch."),
+        rope=dict(model.rope),
+        fidelity=None,
+    )

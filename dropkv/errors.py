@@ -1,0 +1,38 @@
+"""The closed family of errors a user can meet; each carries the exit code of the command that raised it.
+
+Every message is one line: what is wrong, where, and what to type next.
+"""
+
+from __future__ import annotations
+
+
+class DropkvError(Exception):
+    """Base of every expected failure; commands print it as one line and leave with `exit_code`."""
+
+    exit_code = 1
+
+
+class UsageError(DropkvError):
+    """An option or argument that cannot be meant: exit code 2, as for any command-line mistake."""
+
+    exit_code = 2
+
+
+class DocumentError(DropkvError):
+    """A document that cannot be read, is empty, or does not fit the model."""
+
+
+class ModelError(DropkvError):
+    """A model that cannot be found, loaded or served."""
+
+
+class BudgetError(UsageError):
+    """A budget out of range, or smaller than the entries that are always kept."""
+
+
+class IdentityError(DropkvError):
+    """A KV file made with other weights, another tokenizer or another chat template."""
+
+
+class QuestionError(DropkvError):
+    """A question that cannot be asked: empty, or longer than what fits behind the document."""

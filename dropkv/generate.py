@@ -1,0 +1,207 @@
+"""Answering from a compressed document: only the question's own tokens and the answer's are computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dropkv.attention import run_logits
+from dropkv.cache import AnswerRun, Prefix, Tail
+from dropkv.errors import ModelError, QuestionError
+from dropkv.models import Model
+from dropkv.prompts import Seam
+from dropkv.settings import Sampling
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer and what it cost. prefix_entries: kept entries per KV head on average over layers and heads; prefilled_tokens: tokens that
+    were computed before the first answer token (the question's own); stopped: the model ended the answer, not the token limit."""
+
+    question: str
+    text: str
+    document_tokens: int
+    prefix_entries: int
+    prefilled_tokens: int
+    generated_tokens: int
+    seconds_first_token: float
+    seconds_total: float
+    stopped: bool
+
+
+class Stream(Iterator[str]):
+    """Pieces of one answer's text as they are generated; `answer` is set when the iterator is exhausted."""
+
+    def __init__(
+        self, session: Session, tail: Tail, question: str, ids: Sequence[int], sampling: Sampling, pending: list[int]
+    ) -> None:
+        self.answer: Answer | None = None
+        self._pieces = self._run(session, tail, question, ids, sampling, pending)
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop generating; the answer stays unset."""
+        self._pieces.close()  # type: ignore[attr-defined]
+
+    def result(self) -> Answer:
+        """Generate to the end and give the answer."""
+        for _ in self:
+            pass
+        assert self.answer is not None
+        return self.answer
+
+    def _run(
+        self, session: Session, tail: Tail, question: str, ids: Sequence[int], sampling: Sampling, pending: list[int]
+    ) -> Iterator[str]:
+        started = time.perf_counter()
+        choose = Chooser(sampling)
+        limit = session.room(len(tail) + len(ids), sampling.max_new_tokens)
+        logits = session.forward(ids, tail)
+        pending.clear()  # everything before the answer is in the tail now
+        prefilled, first = len(ids), 0.0
+        tokens: list[int] = []
+        shown = ""
+        stopped = False
+        while True:
+            token = choose(logits)
+            if not tokens:
+                first = time.perf_counter() - started
+            if token in session.model.stop_ids:
+                stopped = True
+                break
+            tokens.append(token)
+            pending[:] = [token]
+            text = session.text(tokens)
+            if (
+                len(text) > len(shown) and text.startswith(shown) and not text.endswith("\ufffd")
+            ):  # half a character is held back
+                yield text[len(shown) :]
+                shown = text
+            if len(tokens) >= limit:
+                break
+            logits = session.forward([token], tail)
+            pending.clear()
+        text = session.text(tokens)
+        if text != shown and text.startswith(shown):
+            yield text[len(shown) :]
+        self.answer = Answer(
+            question,
+            text.strip(),
+            session.prefix.n,
+            session.entries_per_head,
+            prefilled,
+            len(tokens),
+            first,
+            time.perf_counter() - started,
+            stopped,
+        )
+
+
+class Session:
+    """A model, the seam of its template and one compressed document: what questions are asked of. The prefix never changes, so questions in
+    any order give the answers each gives alone."""
+
+    def __init__(self, model: Model, seam: Seam, prefix: Prefix) -> None:
+        self.model = model
+        self.seam = seam
+        self.prefix = prefix
+
+    @property
+    def entries_per_head(self) -> int:
+        """Kept entries per KV head, averaged over all heads of all layers."""
+        return round(self.prefix.entries / sum(geometry.kv_heads for geometry in self.prefix.geometry))
+
+    def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
+        """The answer to one question, piece by piece. Raises QuestionError for an empty question or one that does not fit."""
+        ids = self.seam.question_ids(question)
+        self.room(len(ids), 1)
+        return Stream(self, Tail(), question, ids, sampling or Sampling(), [])
+
+    def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
+        """The whole answer to one question."""
+        return self.stream(question, sampling).result()
+
+    def chat(self) -> Chat:
+        """A conversation over the document: each turn sees the turns before it."""
+        return Chat(self)
+
+    def room(self, used: int, wanted: int) -> int:
+        """New tokens that fit behind the document and `used` further tokens, at most `wanted`; QuestionError when none do."""
+        free = self.model.max_positions - self.prefix.n - used
+        if free < 1:
+            raise QuestionError(
+                f"{used} tokens do not fit behind the document's {self.prefix.n}: the model has {self.model.max_positions} positions, "
+                f"ask at most {max(0, self.model.max_positions - self.prefix.n - 1)} tokens"
+            )
+        return min(free, wanted)
+
+    def forward(self, ids: Sequence[int], tail: Tail) -> Tensor:
+        """Logits [vocabulary] after the last of `ids`, which are appended to the tail. float32 (float64 for a float64 model)."""
+        run = AnswerRun(self.prefix, tail)
+        start = self.prefix.n + tail.length
+        with torch.inference_mode():
+            tokens = torch.tensor([list(ids)], device=self.model.device)
+            positions = torch.arange(start, start + len(ids), device=self.model.device).unsqueeze(0)
+            logits = run_logits(self.model.network, tokens, positions, run)
+        if run.seen != len(self.prefix.layers):
+            raise ModelError(
+                f"only {run.seen} of {len(self.prefix.layers)} layers of {self.model.id} passed through dropkv: use another model"
+            )
+        tail.length += len(ids)
+        return logits[0, -1]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Decoded answer tokens, special tokens left out."""
+        text: str = self.model.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+
+class Chat:
+    """A conversation: every turn's question and answer stay in one tail behind the document."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._tail = Tail()
+        self._pending: list[int] = []  # answer tokens the model has chosen but not yet read
+
+    def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
+        """The next turn's answer, piece by piece. An abandoned stream leaves what it had generated as the answer of its turn."""
+        seam = self.session.seam
+        asked = seam.question_ids(question) if len(self._tail) == 0 else seam.follow_up_ids(question)
+        ids = [*self._pending, *asked]
+        self.session.room(len(self._tail) + len(ids), 1)
+        return Stream(self.session, self._tail, question, ids, sampling or Sampling(), self._pending)
+
+    def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
+        """The next turn's whole answer."""
+        return self.stream(question, sampling).result()
+
+
+class Chooser:
+    """Picks the next token: greedy at temperature 0, else from the nucleus of the tempered distribution, on the CPU so that a seed means the
+    same on every device."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._generator = torch.Generator()
+        if sampling.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(sampling.seed)
+
+    def __call__(self, logits: Tensor) -> int:
+        """The chosen id for logits [vocabulary]."""
+        if self._sampling.temperature == 0:
+            return int(logits.argmax())
+        shares, ids = torch.softmax(logits.double().cpu() / self._sampling.temperature, dim=-1).sort(
+            descending=True, stable=True
+        )
+        before = shares.cumsum(0) - shares
+        shares = shares.masked_fill(before >= self._sampling.top_p, 0)  # the likeliest token always stays
+        return int(ids[torch.multinomial(shares, 1, generator=self._generator)])

@@ -1,0 +1,48 @@
+"""The registry of methods is the list of files in this folder: a file `name.py` holds METHOD, the method called "name"."""
+
+from __future__ import annotations
+
+import difflib
+import pkgutil
+from importlib import import_module
+
+from torch import Tensor
+
+from dropkv.errors import UsageError
+from dropkv.kernels.score import Window
+from dropkv.methods._base import Method, Pool
+
+__all__ = ["Method", "Pool", "get", "names", "score"]
+
+
+def names() -> list[str]:
+    """All methods, in alphabetical order."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+
+
+def get(name: str) -> Method:
+    """The method of that name; UsageError with the nearest names for any other."""
+    known = names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
+        raise UsageError(f"unknown method {name!r}: did you mean {' or '.join(near)}?")
+    method: Method = import_module(f"{__name__}.{name}").METHOD
+    return method
+
+
+def score(
+    name: str, q: Tensor, k: Tensor, v: Tensor, *, scale: float, wo: Tensor | None = None, seed: int = 0
+) -> Tensor:
+    """Scores float32 [kv_heads, n] of a method under its own definition, before pooling.
+
+    q [heads, m, d] are the queries of the last m positions; k [kv_heads, n, d], v [kv_heads, n, d_v] the keys and values of all n.
+    `wo` is the output projection as nn.Linear stores it [model dim, heads * d_v], for methods that need it. Larger is kept.
+    """
+    method = get(name)
+    if method.unobserved is not None:
+        return method.unobserved(k, v, seed).float()
+    kv_heads = k.shape[0]
+    window = Window(q.reshape(kv_heads, q.shape[0] // kv_heads, *q.shape[1:]), k, v, scale)
+    scores, _ = window.run(method.contribution, method.reduction)
+    assert scores is not None
+    return scores

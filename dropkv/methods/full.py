@@ -1,0 +1,13 @@
+"""Control: everything is kept, whatever the budget; the upper end of every comparison."""
+
+from torch import Tensor
+
+from dropkv.methods._base import Method
+
+
+def scores(k: Tensor, v: Tensor, seed: int) -> Tensor:
+    """[kv_heads, n] zeros: there is nothing to choose."""
+    return k.new_zeros(k.shape[:2]).float()
+
+
+METHOD = Method("full", "a control: everything is kept", unobserved=scores, keeps_all=True)

@@ -1,0 +1,14 @@
+"""KeyDiff (arXiv 2504.15364): s_j = -cos(k_j, mean over i of k_i / ||k_i||), on keys after RoPE; no queries, nothing forced."""
+
+from torch import Tensor
+
+from dropkv.methods._base import Method, unit
+
+
+def scores(k: Tensor, v: Tensor, seed: int) -> Tensor:
+    """[kv_heads, n] from k [kv_heads, n, d]."""
+    directions = unit(k)
+    return -(directions * unit(directions.mean(1, keepdim=True))).sum(-1)
+
+
+METHOD = Method("keydiff", "keys unlike the average key", unobserved=scores, forced_last=0)

@@ -1,0 +1,6 @@
+"""Largest attention: s_j = max over queries and the group's heads of p_tj, the plain-attention counterpart of `dropkv_replay`."""
+
+from dropkv.kernels.score import MAX_MAX
+from dropkv.methods._base import Method, probability
+
+METHOD = Method("max_probability", "the largest attention any query pays the token", probability, reduction=MAX_MAX)

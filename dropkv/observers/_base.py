@@ -1,0 +1,30 @@
+"""The words of observation: probes and what is observed with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Tokens appended at position n that see some document keys and themselves; their queries observe those keys.
+
+    ids: the probe's tokens. seen: (start, stop) ranges of document positions, ascending and disjoint.
+    """
+
+    ids: tuple[int, ...]
+    seen: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One document's observation: the last `window` document queries, or probes; `description` goes into the file."""
+
+    window: int
+    probes: tuple[Probe, ...]
+    description: dict[str, str | int]
+
+    @property
+    def longest_probe(self) -> int:
+        """Positions that must be free behind the document."""
+        return max((len(probe.ids) for probe in self.probes), default=0)

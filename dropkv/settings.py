@@ -1,0 +1,83 @@
+"""What can be chosen for a compression and for an answer, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dropkv.errors import BudgetError, UsageError
+
+OBSERVERS = ("replay", "tail")
+
+
+@dataclass(frozen=True)
+class CompressSettings:
+    """How one document is compressed.
+
+    budget: a float in (0, 1] is a fraction of the document's tokens, an int >= 1 the entries kept per KV head.
+    window: observation queries of the tail observer. chunk: tokens of the document that one replay repeats.
+    pool: size of the pooling kernel in tokens (odd, 1 = none), None = what method and observer say. alpha: share of the budget that the
+    head-adaptive rule gives to every head alike, None = the method's own.
+    keep_tokens: store the document's token ids in the file. truncate: cut a document that does not fit instead of refusing it.
+    Raises BudgetError or UsageError.
+    """
+
+    budget: float | int = 0.25
+    method: str = "adadropkv"
+    observe: str = "replay"
+    window: int = 8
+    pool: int | None = None
+    alpha: float | None = None
+    chunk: int = 512
+    system: str | None = None
+    keep_tokens: bool = True
+    truncate: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_budget(self.budget)
+        if self.observe not in OBSERVERS:
+            raise UsageError(f"unknown observer {self.observe!r}: use one of {', '.join(OBSERVERS)}")
+        if self.window < 1:
+            raise UsageError(f"a window of {self.window} queries observes nothing: use --window 1 or more")
+        if self.pool is not None and (self.pool < 1 or self.pool % 2 == 0):
+            raise UsageError(f"a pooling kernel of {self.pool} has no centre: use an odd --pool, 1 for none")
+        if self.alpha is not None and not 0 <= self.alpha <= 1:
+            raise UsageError(
+                f"alpha {self.alpha} is no share: use --alpha between 0 (the layer's best) and 1 (uniform)"
+            )
+        if self.chunk < 1:
+            raise UsageError(f"chunks of {self.chunk} tokens repeat nothing: use --chunk 1 or more")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer's tokens are chosen: greedy at temperature 0, else sampled from the top_p share of the tempered distribution."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UsageError(f"an answer of {self.max_new_tokens} tokens says nothing: use --max-new-tokens 1 or more")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UsageError(f"temperature {self.temperature} is out of range: use 0 (greedy) or a positive number")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top-p {self.top_p} is out of range: use a share above 0 and at most 1")
+
+
+def check_budget(budget: float | int) -> None:
+    """Raise BudgetError unless `budget` is a fraction in (0, 1] or a whole number of entries >= 1."""
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        raise BudgetError(f"budget {budget!r} is no number: use a fraction such as 0.05 or a whole number such as 2048")
+    if isinstance(budget, int):
+        if budget < 1:
+            raise BudgetError(
+                f"budget {budget} keeps nothing: use a fraction such as 0.05 or a whole number of entries such as 2048"
+            )
+    elif not 0 < budget <= 1:
+        raise BudgetError(
+            f"budget {budget} is no fraction: use one above 0 and at most 1.0 such as 0.05, or a whole number of entries such as 2048"
+        )
