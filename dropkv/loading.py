@@ -1,0 +1,141 @@
+"""From a checkpoint on disk to a network and a tokenizer in memory; every failure becomes one line."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dropkv import gguf_cache
+from dropkv.checkpoints import Checkpoint
+from dropkv.errors import ModelError
+from dropkv.quiet import quiet
+
+if TYPE_CHECKING:
+    import torch
+
+
+def read_config(folder: Path, gguf: str | None, name: str) -> Any:
+    """The transformers config of a folder or of the GGUF in it; raises ModelError."""
+    from transformers import AutoConfig
+
+    with _naming(name), quiet():
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **_gguf(gguf))
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint, dtype: str, device: torch.device, check: Callable[[Any], None]
+) -> tuple[Any, Any]:
+    """Network (on `device`, evaluation mode, no gradients) and tokenizer.
+
+    dtype: "auto" or a name of torch. check: raises for a config that cannot be served, before weights are read. Raises
+    ModelError.
+    """
+    folder, gguf = checkpoint.folder, checkpoint.gguf
+    copy = gguf_cache.copy_folder(folder / gguf) if gguf else None
+    if copy is not None and gguf_cache.is_valid(copy):
+        folder, gguf, copy = copy, None, None
+    config = read_config(folder, gguf, checkpoint.id)
+    check(config)
+    with _naming(checkpoint.id), quiet():
+        tokenizer = _tokenizer(folder, gguf, checkpoint)
+        final = _dtype(dtype, config, device)
+        if copy is not None:
+            # Converted in float32 so that the copy is exact whatever was asked for now.
+            network = _network(folder, gguf, config, _dtype("float32", config, device), None, checkpoint.id)
+            gguf_cache.store(copy, network, tokenizer)
+            network.to(device=device, dtype=final)
+        else:
+            network = _network(folder, gguf, config, final, device, checkpoint.id)
+    return network.eval().requires_grad_(False), tokenizer
+
+
+def _network(
+    folder: Path, gguf: str | None, config: Any, dtype: torch.dtype, device: torch.device | None, name: str
+) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from dropkv.attention import NAME
+
+    # Straight to the GPU where the helper library is there; otherwise by way of host memory.
+    direct = device is not None and device.type != "cpu" and importlib.util.find_spec("accelerate") is not None
+    network, report = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=NAME,
+        output_loading_info=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        **({"device_map": {"": device}} if direct else {}),
+        **_gguf(gguf),
+    )
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would go on with random numbers in their place
+        raise ModelError(
+            f"{name}: its files lack {len(missing)} weights that its config asks for ({missing[0]}); "
+            f"download or convert it again"
+        )
+    return network if direct or device is None else network.to(device)
+
+
+def _tokenizer(folder: Path, gguf: str | None, checkpoint: Checkpoint) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    # For the bundled model both give the same; the automatic one parses the whole GGUF once more, which takes seconds.
+    maker = PreTrainedTokenizerFast if gguf and checkpoint.source == "bundled" else AutoTokenizer
+    name = checkpoint.id
+    try:
+        tokenizer = maker.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **_gguf(gguf))
+    except Exception as error:
+        raise ModelError(
+            f"{name}: its tokenizer cannot be loaded ({_first_line(error)}); put tokenizer.json beside its config.json"
+        ) from error
+    if not tokenizer or not len(tokenizer.get_vocab()):
+        raise ModelError(f"{name}: has no tokenizer; put tokenizer.json beside its config.json")
+    return tokenizer
+
+
+def _dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+    import torch
+
+    if name != "auto":
+        chosen: torch.dtype = getattr(torch, name)
+        return chosen
+    if device.type == "cpu":
+        return torch.float32  # 16-bit arithmetic is several times slower on most CPUs
+    own = getattr(config, "dtype", None)
+    return own if own in (torch.bfloat16, torch.float16) else torch.bfloat16
+
+
+def _gguf(name: str | None) -> dict[str, str]:
+    return {"gguf_file": name} if name else {}
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Turn whatever transformers raises into one line that names the model."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise ModelError(
+                f"{name}: does not fit into the GPU's memory; use --device cpu or a smaller model"
+            ) from error
+        if isinstance(error, ImportError):
+            raise ModelError(
+                f"{name}: a package is missing ({_first_line(error)}); for GGUF: pip install gguf accelerate"
+            ) from error
+        raise ModelError(
+            f"{name}: cannot be loaded ({_first_line(error)}); check that its files are complete and the "
+            f"model decoder-only"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]

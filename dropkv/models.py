@@ -1,0 +1,237 @@
+"""Loading a model: by alias, Hub id, folder or GGUF; what cannot be served is refused by name with the reason."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dropkv.checkpoints import BUNDLED, CatalogueRow, Checkpoint, Source, catalogue, find_checkpoint
+from dropkv.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CatalogueRow", "LayerGeometry", "Model", "catalogue", "load_model", "refuse_unsupported", "wrap_model"]
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # their frequencies do not depend on how long the text is
+NO_ROPE = "some of its layers have no rotary position embeddings"
+REFUSED = {  # families whose config alone does not tell; loading catches others by a test run
+    "gpt_oss": "its attention has sinks",
+    "llama4": NO_ROPE,
+    "llama4_text": NO_ROPE,
+    "cohere2": NO_ROPE,
+    "exaone4": NO_ROPE,
+    "afmoe": NO_ROPE,
+    "mamba": "it has state-space layers, no attention",
+    "mamba2": "it has state-space layers, no attention",
+    "falcon_mamba": "it has state-space layers, no attention",
+    "rwkv": "it has recurrent layers, no attention",
+    "recurrent_gemma": "it has recurrent layers",
+}
+TESTED = ("llama", "mistral", "qwen2", "qwen3")  # need no test run when they are loaded
+
+
+@dataclass(frozen=True)
+class LayerGeometry:
+    """Shape of one layer's attention: head counts, dimension of keys and values per head, tokens of a sliding window."""
+
+    kind: Literal["full", "sliding"]
+    query_heads: int
+    kv_heads: int
+    d_k: int
+    d_v: int
+    window: int | None
+
+
+@dataclass
+class Model:
+    """A network ready for dropkv, with its tokenizer.
+
+    max_positions: tokens of context. weights: the files the weights came from, empty for networks made in memory.
+    """
+
+    network: Any
+    tokenizer: Any
+    id: str
+    source: Source
+    revision: str | None
+    device: torch.device
+    dtype: torch.dtype
+    geometry: tuple[LayerGeometry, ...]
+    max_positions: int
+    stop_ids: frozenset[int]
+    rope: dict[str, Any]
+    weights: tuple[Path, ...] = field(default=(), repr=False)
+
+
+def load_model(name: str = BUNDLED, *, revision: str | None = None, dtype: str = "auto", device: str = "auto") -> Model:
+    """Load the model called `name` in evaluation mode.
+
+    dtype "auto": float32 on a CPU, on CUDA the checkpoint's own 16-bit type or bfloat16. device "auto": CUDA if there
+    is one. Raises ModelError when it cannot be found, loaded or served, UsageError for an unknown dtype or device.
+    """
+    wanted = _dtype_name(dtype)
+    place = _device(device)
+    from dropkv import attention
+    from dropkv.loading import load_checkpoint, read_config
+
+    checkpoint = find_checkpoint(name, revision, lambda folder: refuse_unsupported(read_config(folder, None, name)))
+    attention.register()
+    network, tokenizer = load_checkpoint(checkpoint, wanted, place, refuse_unsupported)
+    return _finish(network, tokenizer, checkpoint)
+
+
+def wrap_model(network: Any, tokenizer: Any, *, id: str, source: Source = "folder") -> Model:
+    """A model from a network and tokenizer in memory; switches the network to dropkv's attention. Raises ModelError."""
+    from dropkv import attention
+
+    refuse_unsupported(network.config)
+    attention.register()
+    network.set_attn_implementation(attention.NAME)
+    return _finish(network, tokenizer, Checkpoint(Path(), None, id, source, None, ()))
+
+
+def refuse_unsupported(config: Any) -> None:
+    """Raise ModelError when a transformers config is that of a model dropkv cannot serve, with its name and the reason."""
+    family = str(getattr(config, "model_type", "") or type(config).__name__)
+    reason = _reason_to_refuse(config, family)
+    if reason:
+        raise ModelError(
+            f"{family} models cannot be served: {reason}; use a decoder-only model with softmax "
+            f"attention and RoPE (`dropkv models`)"
+        )
+
+
+def geometry_of(config: Any) -> tuple[LayerGeometry, ...]:
+    """Shape of every layer from a config. A window that no text the model can read exceeds is none."""
+    query_heads = int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or query_heads)
+    d_k = int(getattr(config, "head_dim", None) or config.hidden_size // query_heads)
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False or (window and window >= config.max_position_embeddings):
+        window = None
+    kinds = (
+        getattr(config, "layer_types", None)
+        or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    )
+    full = LayerGeometry("full", query_heads, kv_heads, d_k, d_k, None)
+    sliding = LayerGeometry("sliding", query_heads, kv_heads, d_k, d_k, int(window)) if window else full
+    return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
+
+
+def rope_of(config: Any) -> dict[str, Any]:
+    """The rotary regime as JSON values."""
+    copy: dict[str, Any] = _json_safe(getattr(config, "rope_parameters", None) or {})
+    return copy
+
+
+def _reason_to_refuse(config: Any, family: str) -> str:
+    def has(name: str) -> Any:
+        return getattr(config, name, None)
+
+    if has("is_encoder_decoder"):
+        return "it is an encoder-decoder"
+    if family in REFUSED:
+        return REFUSED[family]
+    if has("vision_config") is not None or has("audio_config") is not None:
+        return "it reads images or sound"
+    foreign = sorted({str(kind) for kind in has("layer_types") or ()} - {"full_attention", "sliding_attention"})
+    if foreign or has("layers_block_type"):
+        return f"it has {', '.join(foreign).replace('_', ' ') or 'mixed'} layers"
+    if not has("rope_parameters") or has("alibi"):
+        return "it has no rotary position embeddings"
+    if not all(has("no_rope_layers") or ()) or has("position_embedding_type") in ("nope", "alibi", "absolute"):
+        return NO_ROPE
+    if has("kv_lora_rank"):
+        return "it keeps latent keys and values (MLA)"
+    if has("num_kv_shared_layers") or has("global_head_dim"):
+        return "its layers share keys and values or differ in head size"
+    if has("use_bidirectional_attention"):
+        return "its attention looks ahead"
+    for regime in _rope_types(has("rope_parameters")):
+        if regime in ("longrope", "dynamic"):
+            return (
+                f"its RoPE ({regime}) picks frequencies by the length of the text, so keys would "
+                f"change with the question"
+            )
+        if regime not in ROPE_TYPES:
+            return f"its RoPE is of the unknown type {regime}"
+    return ""
+
+
+def _rope_types(rope: dict[str, Any]) -> list[str]:
+    """The regime, or one per kind of layer (Gemma-3)."""
+    nested = [part for part in rope.values() if isinstance(part, dict)]
+    return sorted({str(part.get("rope_type", "default")) for part in nested or [rope]})
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_safe(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _finish(network: Any, tokenizer: Any, checkpoint: Checkpoint) -> Model:
+    from dropkv.probe import probe
+
+    network.eval()
+    parameter = next(network.parameters())
+    geometry = geometry_of(network.config)
+    if checkpoint.weights == () or network.config.model_type not in TESTED:
+        probe(network, geometry, checkpoint.id)
+    return Model(
+        network=network,
+        tokenizer=tokenizer,
+        id=checkpoint.id,
+        source=checkpoint.source,
+        revision=checkpoint.revision,
+        device=parameter.device,
+        dtype=parameter.dtype,
+        geometry=geometry,
+        max_positions=int(network.config.max_position_embeddings),
+        stop_ids=_stop_ids(network, tokenizer, checkpoint.id),
+        rope=rope_of(network.config),
+        weights=checkpoint.weights,
+    )
+
+
+def _stop_ids(network: Any, tokenizer: Any, name: str) -> frozenset[int]:
+    """Every token that ends an answer: of the generation config, the tokenizer, and the template's end of a turn."""
+    from dropkv.prompts import Seam
+
+    ids: set[int] = set()
+    for source in (getattr(network, "generation_config", None), tokenizer):
+        found = getattr(source, "eos_token_id", None)
+        ids.update([found] if isinstance(found, int) else found or ())
+    with contextlib.suppress(ModelError):  # said where the template is needed
+        ids.update(Seam.of(tokenizer, name=name).turn_end_ids)
+    return frozenset(ids)
+
+
+def _dtype_name(name: str) -> str:
+    plain = DTYPES.get(name, name)
+    if plain not in ("auto", *DTYPES.values()):
+        choices = ", ".join(["auto", *(f"{long} ({short})" for short, long in DTYPES.items())])
+        raise UsageError(f"unknown dtype {name!r}: use one of {choices}")
+    return plain
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
+        raise UsageError(
+            f"device {name}: there are {torch.cuda.device_count()} CUDA devices here; use --device cpu or auto"
+        )
+    return device

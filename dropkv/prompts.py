@@ -1,0 +1,109 @@
+"""The prompt seam: the document is the head of the model's own chat template, questions and answers its continuation.
+
+Pieces are tokenised apart, so that document ids are computed once and stored, and what looks like a special token
+inside a document or question stays text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dropkv.digests import digest_json
+from dropkv.errors import DocumentError, ModelError, QuestionError
+from dropkv.template import PLAIN, Pieces, Template, default_arguments, template_source
+from dropkv.tokens import PieceEncoder
+
+
+@dataclass(frozen=True)
+class Seam:
+    """How a model's prompts are put together; make it with `Seam.of`.
+
+    head_ids: tokens before the document. fingerprint: 32 hexadecimal digits of all that the template writes. arguments:
+    what the template was given, JSON values. turn_end_ids: special tokens by which the template ends an answer.
+    """
+
+    head_ids: tuple[int, ...]
+    fingerprint: str
+    arguments: dict[str, Any]
+    system: str | None
+    turn_end_ids: frozenset[int]
+    name: str
+    pieces: Pieces = field(repr=False)
+    encoder: PieceEncoder = field(repr=False)
+    after_space: bool = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, tokenizer: Any, *, system: str | None = None, arguments: dict[str, Any] | None = None, name: str
+    ) -> Seam:
+        """The seam of a tokenizer's template, rendered here; without a template, plain "Question: ... Answer:" text.
+
+        arguments: None for the defaults, those of a KV file to make its seam again. name: the model's, for messages.
+        Raises ModelError when the template does more to the user's text than trim it, or takes no system text and one
+        is given.
+        """
+        encoder = PieceEncoder(tokenizer, name)
+        source = template_source(tokenizer)
+        if source is None:
+            given = dict(arguments or {})
+            pieces = PLAIN
+            prefix = encoder.prefix()
+            start = system.strip() + "\n\n" if system and system.strip() else ""
+        else:
+            given = default_arguments(source) if arguments is None else dict(arguments)
+            pieces = Template(tokenizer, source, given, system, name).pieces()
+            prefix, start = [], pieces.head
+        start_ids, after_space = encoder.before_foreign(start)
+        ends = encoder.template(pieces.between.lstrip()) if pieces.between else []
+        return cls(
+            head_ids=(*prefix, *start_ids),
+            fingerprint=digest_json(
+                [prefix, start, pieces.opening, pieces.after, pieces.between, pieces.last, sorted(given.items())]
+            ),
+            arguments=given,
+            system=system,
+            turn_end_ids=frozenset(ends[:1]) & encoder.special_ids,
+            name=name,
+            pieces=pieces,
+            encoder=encoder,
+            after_space=after_space,
+        )
+
+    def document_ids(self, text: str) -> list[int]:
+        """Token ids of a document, without the head; outer white space is dropped. Raises DocumentError when nothing is
+        left.
+        """
+        text = text.strip()
+        if not text:
+            raise DocumentError("the document is empty; give one with text in it")
+        return self.encoder.foreign(text, after_space=self.after_space)
+
+    def question_ids(self, text: str) -> list[int]:
+        """Token ids of what follows the document: the question, and the template up to where the answer begins."""
+        return self.encoder.foreign(self.pieces.opening + _question(text)) + self.encoder.template(self.pieces.after)
+
+    def follow_up_ids(self, text: str) -> list[int]:
+        """Token ids of what follows an answer's last content token: end of its turn, the next question, up to where its
+        answer begins.
+
+        Raises ModelError when the template has no place for a second question.
+        """
+        between, last = self.pieces.between, self.pieces.last
+        if between is None or last is None:
+            raise ModelError(
+                f"{self.name}: its chat template has no place for a second question; ask each question for itself"
+            )
+        before, after_space = self.encoder.before_foreign(between)
+        return before + self.encoder.foreign(_question(text), after_space=after_space) + self.encoder.template(last)
+
+
+def _question(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise QuestionError("the question is no valid UTF-8; check the terminal's or the file's encoding") from None
+    question = text.replace("\r\n", "\n").strip()
+    if not question:
+        raise QuestionError("the question is empty; type one after the file's name, or leave it out for a prompt")
+    return question
