@@ -1,8 +1,8 @@
 """dropkv: read a long document once, keep the few per cent of its KV cache that matter, ask the small file many questions.
 
-    import dropkv
-    dropkv.compress(text, budget=0.25).save("book.kv")
-    print(dropkv.load("book.kv").ask("Who is the killer?").text)
+import dropkv
+dropkv.compress(text, budget=0.25).save("book.kv")
+print(dropkv.load("book.kv").ask("Who is the killer?").text)
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ class KVFile:
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer: ...
     @overload
     def ask(self, question: list[str] | tuple[str, ...], sampling: Sampling | None = None) -> list[Answer]: ...
-    def ask(self, question: str | list[str] | tuple[str, ...], sampling: Sampling | None = None) -> Answer | list[Answer]:
+    def ask(
+        self, question: str | list[str] | tuple[str, ...], sampling: Sampling | None = None
+    ) -> Answer | list[Answer]:
         """The answer to a question, or the answers to several, each as if asked alone. Raises QuestionError."""
         if isinstance(question, str):
             return self.session.ask(question, sampling)

@@ -18,6 +18,7 @@ from dropkv.attention import LayerDone, run_decoder, sliced_layers
 from dropkv.budgets import Kept, forced_positions, select
 from dropkv.errors import ModelError
 from dropkv.kernels.causal import causal_attention
+from dropkv.kernels.probe import probe_attention
 from dropkv.kernels.score import Window
 from dropkv.methods import Method
 from dropkv.models import LayerGeometry, Model
@@ -207,36 +208,34 @@ class PrefillRun:
         """Attention of a probe's tokens over the document keys it sees and itself; their contributions go into the layer's scores."""
         buffer_k, buffer_v = self._buffers(k, v)
         started = time.perf_counter()
-        heads, m, _ = q.shape
-        kv_heads = k.shape[0]
-        columns = sum(stop - start for start, stop in probe.seen)
-        keys = torch.cat([*(buffer_k[:, start:stop] for start, stop in probe.seen), k], dim=1)
-        values = torch.cat([*(buffer_v[:, start:stop] for start, stop in probe.seen), v], dim=1)
+        first, last = probe.scored
+        keys = torch.cat([*(buffer_k[:, start:stop] for start, stop in (probe.scored, *probe.seen)), k], dim=1)
+        values = torch.cat([*(buffer_v[:, start:stop] for start, stop in (probe.scored, *probe.seen)), v], dim=1)
         positions = None
         if reach is not None:
-            places = [*range_of(probe.seen), *range(self.n, self.n + m)]
+            places = [*range_of((probe.scored, *probe.seen)), *range(self.n, self.n + q.shape[1])]
             positions = torch.tensor(places, device=q.device)
-        window = Window(
-            q.view(kv_heads, heads // kv_heads, m, -1), keys, values, scale, softcap, columns, positions, reach
+        wanted = self.method.observed is not None and self.geometry[layer].kind == "full"
+        outputs, scores = probe_attention(
+            q,
+            keys,
+            values,
+            scale=scale,
+            columns=last - first,
+            score=self.method.scores if wanted else None,
+            softcap=softcap,
+            positions=positions,
+            reach=reach,
         )
-        wanted = self.method.contribution if self.geometry[layer].kind == "full" else None
-        scores, outputs = window.run(wanted, self.method.reduction)
         if scores is not None:
-            self._take_scores(probe, scores)
+            if self._scores is None:
+                self._scores = scores.new_zeros((scores.shape[0], self.n))
+            part = self._scores[:, first:last]
+            torch.maximum(part, scores, out=part)  # the largest score of any probe that observes a key counts
         self.score_seconds += time.perf_counter() - started
         if layer == len(self.geometry) - 1:
             raise LayerDone
-        return outputs.reshape(heads, m, -1).to(q.dtype)
-
-    def _take_scores(self, probe: Probe, scores: Tensor) -> None:
-        """The largest score of any probe that sees a key counts."""
-        if self._scores is None:
-            self._scores = scores.new_zeros((scores.shape[0], self.n))
-        offset = 0
-        for start, stop in probe.seen:
-            part = self._scores[:, start:stop]
-            torch.maximum(part, scores[:, offset : offset + stop - start], out=part)
-            offset += stop - start
+        return outputs
 
     def _raw_scores(self, layer: int, k: Tensor, v: Tensor) -> Tensor:
         """Scores float32 [kv_heads, n] before pooling."""
@@ -248,10 +247,7 @@ class PrefillRun:
             return k.new_zeros(k.shape[:2], dtype=torch.float32)
         scale, softcap = self._constants
         q = torch.cat(self._tail, dim=1)
-        window = Window(q.view(k.shape[0], -1, *q.shape[1:]), k, v, scale, softcap)
-        scores, _ = window.run(self.method.contribution, self.method.reduction)
-        assert scores is not None
-        return scores
+        return self.method.scores(Window(q.view(k.shape[0], -1, *q.shape[1:]), k, v, scale, softcap))
 
     def _buffers(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self._k is None or self._v is None or self._k.device != k.device:

@@ -25,7 +25,7 @@ def causal_attention(
         window = Window(
             q.view(kv_heads, heads // kv_heads, s, -1), k, v, scale, softcap=softcap, positions=positions, reach=reach
         )
-        return window.run(None)[1].reshape(heads, s, -1).to(q.dtype)
+        return window.attend().reshape(heads, s, -1).to(q.dtype)
     if reach is not None:
         first = max(0, n - s + 1 - reach)  # no query of the slice sees further back
         k, v = k[:, first:], v[:, first:]

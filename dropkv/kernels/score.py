@@ -6,15 +6,19 @@ The computation is float32 (float64 for float64 inputs), whatever the model's dt
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 EPS = 1e-6  # METHODS: p / (1 - p + eps)
-BLOCK_ELEMENTS = 1 << 19  # logits of one block: 2 MiB of float32, so that the passes over it stay in cache
+BLOCK_ELEMENTS = (
+    1 << 20
+)  # logits of one block: 4 MiB of float32, near the size of the caches that the passes over it go through
+
+LOUD = 0.75  # up to here float32 loses no more than two digits of 1 - p and of a - v
 
 Reduce = Literal["sum", "max", "mean"]
 
@@ -32,51 +36,114 @@ MAX_MAX = Reduction("max", "max")
 
 
 @dataclass(frozen=True)
-class Block:
-    """Some observation queries of one KV head against the keys they see.
+class Keys:
+    """The scored keys' values of one KV head, prepared once for all blocks: values [c, d_v], and [c, d_v + 2] with ||v||^2 and 1 beside them."""
 
-    With G query heads per KV head, r rows (queries) and c scored columns (keys):
-    probability [G, r, c], values [c, d_v], output [G, r, d_v] (a_t over ALL visible keys), and apart, since 1 - p cancels there, each row's
-    likeliest key: likeliest [G, r] (may lie outside the columns), its odds p / (1 - p + eps) [G, r] and its residual a - v [G, r, d_v].
+    values: Tensor
+    extended: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> Keys:
+        """Prepare values [c, d_v]."""
+        return cls(
+            values, torch.cat([values, values.square().sum(-1, keepdim=True), torch.ones_like(values[:, :1])], 1)
+        )
+
+    def first(self, count: int) -> Keys:
+        """Only the first `count` keys."""
+        return self if count == len(self.values) else Keys(self.values[:count], self.extended[:count])
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some observation queries of one KV head against the keys they see; rows are (query head, query) pairs, head after head.
+
+    weights [rows, c] are exp(logit - the row's largest), total [rows, 1] their sum over ALL visible keys, so p = weights / total; output
+    [rows, d_v] is a_t over all visible keys. Where one key has p > LOUD, at most one per row, 1 - p and a - v cancel, so those are given
+    apart: `loud` is (row, column) of each such key that is scored, with its odds p / (1 - p + eps) and its squared distance ||a - v||^2,
+    computed from the sum over all OTHER keys.
     """
 
-    probability: Tensor
-    values: Tensor
+    weights: Tensor
+    total: Tensor
+    keys: Keys
     output: Tensor
-    likeliest: Tensor
-    likeliest_odds: Tensor
-    likeliest_residual: Tensor
+    loud: tuple[Tensor, Tensor]
+    loud_odds: Tensor
+    loud_distance: Tensor
+
+    def probability(self) -> Tensor:
+        """p [rows, c]."""
+        return self.weights / self.total
 
     def odds(self) -> Tensor:
-        """p / (1 - p + eps) [G, r, c], the likeliest key's from the sum of all the others."""
-        odds = self.probability / (1.0 + EPS - self.probability)
-        return self._put(odds, self.likeliest_odds)
+        """p / (1 - p + eps) [rows, c]."""
+        odds = torch.sub(self.total * (1.0 + EPS), self.weights)
+        torch.div(self.weights, odds, out=odds)
+        odds[self.loud] = self.loud_odds
+        return odds
 
     def squared_distance(self) -> Tensor:
-        """||a - v||^2 [G, r, c] from ||v||^2 - 2<a, v> + ||a||^2, the likeliest key's from its residual (the expansion cancels there)."""
-        squared = self.values.square().sum(-1)
-        distance = torch.matmul(self.output, self.values.transpose(-1, -2)).mul_(-2)
-        distance += squared
-        distance += self.output.square().sum(-1, keepdim=True)
-        return self._put(distance.clamp_(min=0), self.likeliest_residual.square().sum(-1))
-
-    def _put(self, target: Tensor, content: Tensor) -> Tensor:
-        columns = target.shape[-1]
-        index = self.likeliest.clamp(max=columns - 1).unsqueeze(-1)
-        inside = (self.likeliest < columns).unsqueeze(-1)
-        return target.scatter_(-1, index, torch.where(inside, content.unsqueeze(-1), target.gather(-1, index)))
+        """||a - v||^2 [rows, c], as one matrix product from ||v||^2 - 2<a, v> + ||a||^2; rounding can leave a small one below zero."""
+        a = self.output
+        left = torch.cat([a * -2, torch.ones_like(a[:, :1]), a.square().sum(-1, keepdim=True)], dim=1)
+        distance = torch.matmul(left, self.keys.extended.T)
+        distance[self.loud] = self.loud_distance
+        return distance
 
 
 Contribution = Callable[[Block], Tensor]
+Finish = Callable[[Tensor], Tensor]
+
+
+class Observed(Protocol):
+    """Observation queries that can be gone through block by block, KV head by KV head."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """kv_heads, query heads per KV head, queries, scored keys."""
+        ...
+
+    def blocks(self, head: int) -> Iterator[tuple[int, int, Block]]:
+        """(first query, end, block) of one KV head, in order."""
+        ...
+
+
+def score_blocks(
+    observed: Observed, contribution: Contribution, reduction: Reduction = SUM_MEAN, finish: Finish | None = None
+) -> Tensor:
+    """Scores float32 [kv_heads, columns].
+
+    contribution(block) gives [rows, columns], one number per query head, query and key; they are reduced as `reduction` says.
+    finish: applied after the reduction over queries, for what is cheaper there (a square root commutes with a maximum).
+    """
+    kv_heads, group, m, columns = observed.shape
+    running: list[Tensor] = []
+    for head in range(kv_heads):
+        scores: Tensor | None = None
+        for start, stop, block in observed.blocks(head):
+            part = contribution(block).view(group, stop - start, -1)
+            if scores is None:
+                scores = part.new_full((group, columns), -torch.inf if reduction.queries == "max" else 0.0)
+            _fold(scores, part, reduction.queries)
+        assert scores is not None
+        running.append(scores)
+    total = torch.stack(running)
+    if reduction.queries == "mean":
+        total /= m
+    total = total.masked_fill(total == -torch.inf, 0)  # keys no query sees
+    if finish is not None:
+        total = finish(total)
+    return _over_group(total, reduction.group).float()
 
 
 @dataclass(frozen=True)
 class Window:
-    """Observation queries of one layer and the keys they see.
+    """Observation queries of one layer and the keys they see, nothing known of their attention yet.
 
     q [kv_heads, G, m, d], k [kv_heads, n, d], v [kv_heads, n, d_v]: the queries belong to the last m keys, query t sees keys up to n - m + t.
-    `columns`: only the first so many keys are scored (the output is always over all). `positions` int64 [n] and `reach`: on sliding layers
-    a query sees only keys less than `reach` positions back.
+    `columns`: only the first so many keys are scored. `positions` int64 [n] and `reach`: on sliding layers a query sees only keys less than
+    `reach` positions back. `outputs` [kv_heads, G, m, d_v], if given, receives the attention outputs as the blocks go by.
     """
 
     q: Tensor
@@ -87,38 +154,36 @@ class Window:
     columns: int | None = None
     positions: Tensor | None = None
     reach: int | None = None
+    outputs: Tensor | None = None
 
-    def run(self, contribution: Contribution | None, reduction: Reduction = SUM_MEAN) -> tuple[Tensor | None, Tensor]:
-        """Scores float32 [kv_heads, columns] (None without a contribution) and attention outputs [kv_heads, G, m, d_v].
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """kv_heads, query heads per KV head, queries, scored keys."""
+        return (*self.q.shape[:3], self.k.shape[1] if self.columns is None else self.columns)
 
-        contribution(block) gives [G, rows, columns], one number per query head, query and key; they are reduced as `reduction` says.
-        """
-        kv_heads, group, m, _ = self.q.shape
+    def attend(self) -> Tensor:
+        """Attention outputs [kv_heads, G, m, d_v] without any score, in float32 (float64 for float64 inputs)."""
+        outputs = self.q.new_empty((*self.q.shape[:3], self.v.shape[-1]), dtype=_wide(self.q))
+        for head in range(self.q.shape[0]):
+            for _ in replace(self, columns=0, outputs=outputs).blocks(head):
+                pass
+        return outputs
+
+    def blocks(self, head: int) -> Iterator[tuple[int, int, Block]]:
+        """(first query, end, block) of one KV head, in order."""
+        _, group, m, columns = self.shape
         n = self.k.shape[1]
-        columns = n if self.columns is None else self.columns
-        dtype = torch.promote_types(self.q.dtype, torch.float32)
-        outputs = self.q.new_empty((kv_heads, group, m, self.v.shape[-1]), dtype=dtype)
-        scores = None if contribution is None else self.q.new_zeros((kv_heads, group, columns), dtype=dtype)
-        if scores is not None and reduction.queries == "max":
-            scores.fill_(-torch.inf)
         rows = max(1, min(m, BLOCK_ELEMENTS // max(1, group * n)))
-        for head in range(kv_heads):
-            q, k, v = (part[head].to(dtype) for part in (self.q, self.k, self.v))
-            for start in range(0, m, rows):
-                stop = min(m, start + rows)
-                seen = n - m + stop
-                block = self._block(
-                    q[:, start:stop], k[:seen], v[:seen], min(columns, seen), self._hidden(start, stop, seen)
-                )
-                outputs[head, :, start:stop] = block.output
-                if scores is not None and contribution is not None:
-                    _fold(scores[head], contribution(block), reduction.queries)
-        if scores is None:
-            return None, outputs
-        if reduction.queries == "mean":
-            scores /= m
-        scores = scores.masked_fill(scores == -torch.inf, 0)  # keys no query sees
-        return _over_group(scores, reduction.group).float(), outputs
+        q, k, v = (part[head].to(_wide(part)) for part in (self.q, self.k, self.v))
+        keys = Keys.of(v[:columns])
+        for start in range(0, m, rows):
+            stop = min(m, start + rows)
+            seen = n - m + stop
+            near = keys.first(min(columns, seen))
+            block = self._block(q[:, start:stop], k[:seen], v[:seen], near, self._hidden(start, stop, seen))
+            if self.outputs is not None:
+                self.outputs[head, :, start:stop] = block.output.view(group, stop - start, -1)
+            yield start, stop, block
 
     def _hidden(self, start: int, stop: int, seen: int) -> Tensor | None:
         """Which of the first `seen` keys lie beyond a sliding layer's reach, bool [rows, seen]; None on layers that see everything."""
@@ -128,33 +193,92 @@ class Window:
         own = self.positions[first + start : first + stop]
         return (own.unsqueeze(1) - self.positions[:seen].unsqueeze(0)) >= self.reach
 
-    def _block(self, q: Tensor, k: Tensor, v: Tensor, columns: int, hidden: Tensor | None) -> Block:
+    def _block(self, q: Tensor, k: Tensor, v: Tensor, keys: Keys, hidden: Tensor | None) -> Block:
         group, rows, _ = q.shape
-        seen = k.shape[0]
-        logits = torch.matmul(q.reshape(group * rows, -1), k.transpose(0, 1)).mul_(self.scale).view(group, rows, seen)
+        seen, columns = k.shape[0], len(keys.values)
+        logits = torch.matmul((q * self.scale).reshape(group * rows, -1), k.T)
         if self.softcap is not None:
-            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
+        by_head = logits.view(group, rows, seen)
         if rows > 1:
             future = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu_(1)
-            logits[:, :, seen - rows :].masked_fill_(future, -torch.inf)
+            by_head[:, :, seen - rows :].masked_fill_(future, -torch.inf)
         if hidden is not None:
-            logits.masked_fill_(hidden, -torch.inf)
-        top, likeliest = logits.max(dim=-1, keepdim=True)
-        weights = logits.sub_(top).exp_()
-        weights.scatter_(-1, likeliest, 0)
-        rest = weights.sum(-1, keepdim=True)  # all others against the likeliest: 1 - p without cancellation
-        total = 1 + rest
-        others = torch.matmul(weights.view(group * rows, seen), v).view(group, rows, -1)
-        own = v[likeliest.squeeze(-1)]
-        weights.scatter_(-1, likeliest, 1)
+            by_head.masked_fill_(hidden, -torch.inf)
+        weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+        total = weights.sum(-1, keepdim=True)
+        row = torch.nonzero(total.squeeze(-1) < 1 / LOUD).squeeze(-1)
+        loud = weights.index_select(0, row)
+        column = loud.max(-1).indices
+        rest = loud.scatter_(-1, column.unsqueeze(-1), 0).sum(-1, keepdim=True)  # (1 - p) * total, without cancellation
+        weights[row, column] = 0
+        output = torch.matmul(weights, v)
+        weights[row, column] = 1
+        total[row] = 1 + rest
+        others, own = output.index_select(0, row), v.index_select(0, column)
+        output.index_add_(0, row, own).div_(total)
+        scored = column < columns
+        distance = ((others - rest * own) / (1 + rest)).square().sum(-1)
         return Block(
-            probability=weights[..., :columns] / total,
-            values=v[:columns],
-            output=(others + own) / total,
-            likeliest=likeliest.squeeze(-1),
-            likeliest_odds=(1 / (rest + EPS * total)).squeeze(-1),
-            likeliest_residual=(others - rest * own) / total,
+            weights=weights[:, :columns],
+            total=total,
+            keys=keys,
+            output=output,
+            loud=(row[scored], column[scored]),
+            loud_odds=(1 / (rest + EPS * (1 + rest))).squeeze(-1)[scored],
+            loud_distance=distance[scored],
         )
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Observation queries whose attention is done: outputs and log-sum-exps are known, so the scored keys are read once and no others.
+
+    q [kv_heads, G, m, d]; k [kv_heads, c, d], v [kv_heads, c, d_v] the scored keys, all seen by every query; outputs [kv_heads, G, m, d_v] and
+    log_sum_exp [kv_heads, G, m] over everything the queries see.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    outputs: Tensor
+    log_sum_exp: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """kv_heads, query heads per KV head, queries, scored keys."""
+        return (*self.q.shape[:3], self.k.shape[1])
+
+    def blocks(self, head: int) -> Iterator[tuple[int, int, Block]]:
+        """(first query, end, block) of one KV head, in order."""
+        _, group, m, columns = self.shape
+        rows = max(1, min(m, BLOCK_ELEMENTS // max(1, group * columns)))
+        q, k, v, outputs = (part[head].to(_wide(part)) for part in (self.q, self.k, self.v, self.outputs))
+        keys = Keys.of(v)
+        for start in range(0, m, rows):
+            stop = min(m, start + rows)
+            output = outputs[:, start:stop].reshape(group * (stop - start), -1)
+            logits = torch.matmul((q[:, start:stop] * self.scale).reshape(len(output), -1), k.T)
+            p = logits.sub_(self.log_sum_exp[head, :, start:stop].reshape(-1, 1)).exp_()
+            row = torch.nonzero(p.amax(-1) > LOUD).squeeze(-1)
+            largest, column = p.index_select(0, row).max(-1)
+            residual = output.index_select(0, row) - v.index_select(0, column)
+            block = Block(
+                weights=p,
+                total=torch.ones_like(p[:, :1]),
+                keys=keys,
+                output=output,
+                loud=(row, column),
+                loud_odds=largest / (1 - largest).clamp_(min=0).add_(EPS),
+                loud_distance=residual.square().sum(-1),
+            )
+            yield start, stop, block
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """What is computed in: float32, or float64 for float64 inputs."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _fold(target: Tensor, contribution: Tensor, how: Reduce) -> None:

@@ -43,6 +43,4 @@ def score(
         return method.unobserved(k, v, seed).float()
     kv_heads = k.shape[0]
     window = Window(q.reshape(kv_heads, q.shape[0] // kv_heads, *q.shape[1:]), k, v, scale)
-    scores, _ = window.run(method.contribution, method.reduction)
-    assert scores is not None
-    return scores
+    return method.scores(window)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dropkv.kernels.score import MAX_MAX, SUM_MEAN, Block, Contribution, Reduction
+from dropkv.kernels.score import MAX_MAX, SUM_MEAN, Block, Observed, Reduction, score_blocks
 
 Rule = Literal["uniform", "head-adaptive"]
 Unobserved = Callable[[Tensor, Tensor, int], Tensor]
@@ -55,11 +55,18 @@ class Method:
     forced_last: int = 8
     keeps_all: bool = False
 
-    @property
-    def contribution(self) -> Contribution | None:
-        """The observed score with its power filled in."""
+    def scores(self, queries: Observed) -> Tensor:
+        """Scores float32 [kv_heads, columns] of observation queries; for methods with `observed`."""
         observed = self.observed
-        return None if observed is None else lambda block: observed(block, self.power)
+        assert observed is not None
+        if observed is odds_times_distance and self.power == 1 and self.reduction.queries == "max":
+            return score_blocks(
+                queries,
+                lambda block: odds_times_distance(block, 2),
+                self.reduction,
+                lambda squares: squares.clamp_(min=0).sqrt_(),
+            )
+        return score_blocks(queries, lambda block: observed(block, self.power), self.reduction)
 
     def under_replay(self, head_tokens: int) -> Method:
         """The same score for replayed queries (METHODS, "What an observer changes"): the largest contribution of any query of any head counts,
@@ -76,17 +83,17 @@ class Method:
 
 
 def odds_times_distance(block: Block, power: int) -> Tensor:
-    """(p / (1 - p + eps))^power * ||a - v||^power: what the output of one query moves when one key is dropped (DropKV)."""
+    """(p / (1 - p + eps))^power * ||a - v||^power [rows, c]: what one query's output moves when one key is dropped (DropKV)."""
     squared = block.squared_distance()
     odds = block.odds()
     if power == 2:
-        return odds.square_().mul_(squared)
-    return odds.mul_(squared.sqrt_())
+        return squared.mul_(odds).mul_(odds)
+    return odds.mul_(squared.clamp_(min=0).sqrt_())
 
 
 def probability(block: Block, power: int) -> Tensor:
     """p, the attention probability itself."""
-    return block.probability
+    return block.probability()
 
 
 def unit(x: Tensor) -> Tensor:

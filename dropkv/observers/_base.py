@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Probe:
-    """Tokens appended at position n that see some document keys and themselves; their queries observe those keys.
+    """Tokens appended at position n that see some document keys and themselves; their queries observe a part of those keys.
 
-    ids: the probe's tokens. seen: (start, stop) ranges of document positions, ascending and disjoint.
+    ids: the probe's tokens. scored: the (start, stop) range of document positions they observe. seen: ranges they see besides.
     """
 
     ids: tuple[int, ...]
+    scored: tuple[int, int]
     seen: tuple[tuple[int, int], ...]
 
 

@@ -1,6 +1,7 @@
 """replay: the model is made to repeat the document, and what it looks at while repeating is what it would need to answer.
 
-For each chunk of the document one instruction, then the chunk itself again; the repeated tokens see the sinks, their own chunk and themselves.
+For each chunk of the document one instruction, then the chunk itself again; the repeated tokens see the sinks, their own chunk and
+themselves, and observe their chunk (the sinks, template head and first tokens, are always kept).
 All replays are computed beside the document in one forward pass. The idea is KVzip's (arXiv 2505.23416), which scores attention against a
 full cache in memory and in a second pass.
 """
@@ -22,7 +23,7 @@ def plan_replays(seam: Seam, document: Sequence[int], head_tokens: int, chunk: i
     sinks = min(n, max(SINKS, head_tokens))
     asking = tuple(seam.question_ids(INSTRUCTION))
     probes = tuple(
-        Probe(asking + tuple(document[start : start + chunk]), ((0, sinks), (start, min(n, start + chunk))))
+        Probe(asking + tuple(document[start : start + chunk]), (start, min(n, start + chunk)), ((0, sinks),))
         for start in range(sinks, n, chunk)
     )
     return Observation(0, probes, {"name": "replay", "chunk": chunk, "instruction": INSTRUCTION, "sinks": sinks})

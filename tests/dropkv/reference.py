@@ -38,7 +38,7 @@ def sequence_of(document: list[int], observation: Observation) -> tuple[Tensor, 
         m, old = len(probe.ids), seen.shape[0]
         grown = torch.zeros(old + m, old + m, dtype=torch.bool)
         grown[:old, :old] = seen
-        for start, stop in probe.seen:
+        for start, stop in (probe.scored, *probe.seen):
             grown[old:, start:stop] = True
         grown[old:, old:] = torch.ones(m, m, dtype=torch.bool).tril()
         seen = grown
@@ -76,7 +76,7 @@ def odds_scores(layer: dict[str, Tensor], n: int, observation: Observation, kv_h
         p = layer["p"][:, row : row + m]
         a = layer["a"][:, row : row + m]
         row += m
-        for start, stop in probe.seen:
+        for start, stop in (probe.scored,):
             v = layer["v"].repeat_interleave(group, 0)[:, start:stop]
             distance = (a.unsqueeze(2) - v.unsqueeze(1)).norm(dim=-1)
             rest = p.sum(-1, keepdim=True) - p[:, :, start:stop]

@@ -45,7 +45,9 @@ def test_one_pass_replay_equals_the_reference(family, chunk, size):
     for mine, theirs in zip(got.layers, layers, strict=True):
         raw = odds_scores(theirs, N, observation, 2)
         forced = forced_positions(N, 6, 4)
-        want = select(method.pooled(raw.float()), 30, forced=forced, rule="head-adaptive", alpha=0.2, unpooled=raw.float())
+        want = select(
+            method.pooled(raw.float()), 30, forced=forced, rule="head-adaptive", alpha=0.2, unpooled=raw.float()
+        )
         assert mine.offsets.tolist() == [0, *want.counts.cumsum(0).tolist()]
         assert mine.positions.tolist() == want.positions.tolist()
         assert mine.admit.tolist() == want.admit.tolist()
@@ -152,7 +154,7 @@ def test_replays_cover_the_document_once():
     model = tiny.model("llama")
     document = ids(N)
     observation = plan_replays(seam_of(model), document, 6, 32)
-    chunks = [probe.seen[1] for probe in observation.probes]
+    chunks = [probe.scored for probe in observation.probes]
     assert chunks == [(6, 38), (38, 70), (70, 90)]
     asking = seam_of(model).question_ids("Repeat the previous context exactly.")
     assert list(observation.probes[2].ids) == asking + document[70:]

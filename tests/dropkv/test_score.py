@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from dropkv.kernels.score import MAX_MAX, Window
+from dropkv.kernels.score import MAX_MAX, Attended, Window, score_blocks
 from dropkv.methods import get, names, score
 from dropkv.methods._base import odds_times_distance
 from tests.vectors import score_files
@@ -42,7 +42,7 @@ def test_pooled_scores_and_outputs_equal_the_vectors(path):
         for name in ("dropkv", "snapkv"):
             pooled = get(name).pooled(score(name, q, k, v, scale=0.25))
             assert per_head_error(pooled, file.get_tensor(f"pooled.{name}.max11")) < 1e-5
-        _, outputs = Window(q.view(4, 3, 8, 16), k, v, 0.25).run(None)
+        outputs = Window(q.view(4, 3, 8, 16), k, v, 0.25).attend()
         want = file.get_tensor("attention_output")
         assert float((outputs - want).norm() / want.norm()) < 1e-6
 
@@ -74,8 +74,10 @@ def test_blocked_windows_equal_the_definition(monkeypatch, block, softcap, reach
     q, k, v = torch.randn(2, 3, 9, 8), torch.randn(2, 31, 8), torch.randn(2, 31, 5)
     q[0, 1] *= 12  # one loud head
     _, outputs_want, want = plain(q, k, v, 0.3, 17, softcap, reach)
-    window = Window(q, k, v, 0.3, softcap, 17, torch.arange(31), reach)
-    got, outputs = window.run(lambda b: odds_times_distance(b, 1), MAX_MAX)
+    outputs = torch.full((2, 3, 9, 5), torch.nan)
+    window = Window(q, k, v, 0.3, softcap, 17, torch.arange(31), reach, outputs)
+    got = score_blocks(window, lambda b: odds_times_distance(b, 1), MAX_MAX)
+    assert torch.equal(window.attend(), outputs)
     assert float((outputs - outputs_want).abs().max()) < 1e-5
     reduced = want.amax((1, 2))
     assert float((got - reduced).norm() / reduced.norm()) < 1e-5
@@ -87,8 +89,24 @@ def test_an_overwhelming_key_keeps_its_precision():
     k = torch.tensor([[[4.0, 0.0], [0.55, 0.3], [0.5, 1.0]]])
     v = torch.tensor([[[1.0, 2.0], [-3.0, 0.5], [0.25, 4.0]]])
     _, _, want = plain(q, k, v, 1.0, 3)
-    got, _ = Window(q, k, v, 1.0).run(lambda b: odds_times_distance(b, 1), MAX_MAX)
+    got = score_blocks(Window(q, k, v, 1.0), lambda b: odds_times_distance(b, 1), MAX_MAX)
     assert float(((got - want[0, 0]) / want[0, 0]).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("block", [1 << 20, 60])
+@pytest.mark.parametrize("name", ["dropkv", "dropkv_replay", "snapkv", "max_probability"])
+def test_given_outputs_and_sums_the_scores_are_the_same(monkeypatch, block, name):
+    monkeypatch.setattr("dropkv.kernels.score.BLOCK_ELEMENTS", block)
+    torch.manual_seed(4)
+    q, k, v = torch.randn(2, 3, 9, 8) * 2, torch.randn(2, 31, 8), torch.randn(2, 31, 8)
+    window = Window(q, k, v, 0.35, columns=20)
+    want = get(name).scores(window)
+    sums = torch.logsumexp(
+        (torch.einsum("hgmd,hnd->hgmn", q, k) * 0.35).masked_fill(torch.ones(9, 31).triu(23).bool(), -torch.inf), -1
+    )
+    got = get(name).scores(Attended(q, k[:, :20], v[:, :20], 0.35, window.attend(), sums))
+    assert float(get(name).scores(Window(q, k, v, 0.35)).max()) > 0
+    assert per_head_error(got, want) < 1e-4
 
 
 @pytest.mark.parametrize("n,m", [(1, 1), (3, 3), (5, 2)])
@@ -96,7 +114,7 @@ def test_short_documents(n, m):
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, m, 4), torch.randn(1, n, 4), torch.randn(1, n, 4)
     p, _, _ = plain(q, k, v, 0.5, n)
-    got, _ = Window(q, k, v, 0.5).run(get("snapkv").contribution)
+    got = get("snapkv").scores(Window(q, k, v, 0.5))
     assert torch.allclose(got.double(), p.sum(2).mean(1), atol=1e-6)
 
 

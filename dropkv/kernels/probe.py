@@ -1,0 +1,61 @@
+"""Attention of a probe's tokens, and their scores of the keys they observe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dropkv.kernels.score import Attended, Observed, Window
+
+
+def probe_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    columns: int,
+    score: Callable[[Observed], Tensor] | None,
+    softcap: float | None = None,
+    positions: Tensor | None = None,
+    reach: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention outputs [heads, m, d_v] of a probe, and score(queries) [kv_heads, columns] of the first `columns` keys.
+
+    q [heads, m, d]; k [kv_heads, n, d], v [kv_heads, n, d_v], the probe's own keys last. softcap, positions and reach as in `Window`.
+    PyTorch's fused attention gives outputs and log-sum-exps where it can; elsewhere the exact window does both.
+    """
+    heads, m, _ = q.shape
+    kv_heads = k.shape[0]
+    grouped = q.view(kv_heads, heads // kv_heads, m, -1)
+    fused = None
+    if softcap is None and reach is None and q.device.type == "cpu" and k.shape[-1] == v.shape[-1]:
+        fused = _fused_on_cpu(q, k, v, scale)
+    if fused is not None:
+        outputs, log_sum_exp = (part.view(kv_heads, heads // kv_heads, m, *part.shape[2:]) for part in fused)
+        seen: Observed = Attended(grouped, k[:, :columns], v[:, :columns], scale, outputs, log_sum_exp)
+        return outputs.reshape(heads, m, -1).to(q.dtype), None if score is None else score(seen)
+    outputs = q.new_empty(
+        (kv_heads, heads // kv_heads, m, v.shape[-1]), dtype=torch.promote_types(q.dtype, torch.float32)
+    )
+    window = Window(grouped, k, v, scale, softcap, columns, positions, reach, outputs)
+    if score is None:
+        return window.attend().reshape(heads, m, -1).to(q.dtype), None
+    scores = score(window)
+    return outputs.reshape(heads, m, -1).to(q.dtype), scores
+
+
+def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
+    """Outputs [heads, m, d_v] and log-sum-exps [heads, m]; None where this PyTorch has no such operator."""
+    operator = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+    if operator is None:
+        return None
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    m, n = q.shape[1], k.shape[1]
+    mask = q.new_zeros((m, n))
+    mask[:, n - m :].masked_fill_(torch.ones(m, m, dtype=torch.bool).triu_(1), -torch.inf)
+    outputs, log_sum_exp = operator(q[None], k[None], v[None], 0.0, False, attn_mask=mask, scale=scale)
+    return outputs[0], log_sum_exp[0]

@@ -1,0 +1,240 @@
+"""`dropkv compress` on tiny models: what is written, what is said, what is refused with everything left as it was."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from formats import read_file, read_header
+from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
+
+KEYS = {
+    "file", "model", "method", "observer", "budget", "document_tokens", "kept_entries", "full_entries", "file_bytes",
+    "full_cache_bytes", "seconds", "peak_memory_bytes",
+}  # fmt: skip
+
+
+def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
+    output = document.with_suffix(".kv")
+    result = dropkv("compress", document, "-o", output, "--model", model, *SETTINGS, "--json")
+    assert (result.code, result.err) == (0, "")
+    (record,) = result.records
+    assert set(record) == KEYS
+    assert set(record["seconds"]) == {"load", "prefill", "score", "write", "total"}
+    assert all(seconds > 0 for seconds in record["seconds"].values())
+    assert record["seconds"]["total"] >= record["seconds"]["load"] + record["seconds"]["prefill"]
+    header = read_header(output)
+    tokens = header.metadata.document.tokens
+    assert record["file"] == str(output) and record["model"] == model.name
+    assert (record["method"], record["observer"], record["budget"]) == ("adadropkv", "replay", 0.5)
+    assert record["document_tokens"] == tokens
+    assert record["full_entries"] == tokens * 3 * 2
+    assert record["full_cache_bytes"] == tokens * 3 * 2 * 32 * 4
+    assert record["kept_entries"] == sum(layer.entries for layer in header.metadata.layers) < record["full_entries"]
+    assert record["file_bytes"] == output.stat().st_size == header.file_bytes
+    assert record["peak_memory_bytes"] > 50 << 20
+
+
+def test_the_summary_goes_to_standard_error(dropkv: Dropkv, document: Path, model: Path) -> None:
+    output = document.with_suffix(".kv")
+    result = dropkv("compress", document, "-o", output, "--model", model, "--budget", "64", "--observe", "tail")
+    assert (result.code, result.out) == (0, "")
+    budget = read_header(output).metadata.budget
+    assert (budget.asked, budget.kept) == (64, 64)
+    assert f"{document} -> {output}" in result.err
+    assert "64 entries kept per KV head" in result.err and "peak memory" in result.err
+
+
+@pytest.mark.parametrize(("budget", "kept"), [("1.0", None), ("40", 40)])
+def test_the_decimal_point_tells_share_from_count(
+    dropkv: Dropkv, document: Path, model: Path, budget: str, kept: int | None
+) -> None:
+    output = document.with_suffix(".kv")
+    done = dropkv("compress", document, "-o", output, "--model", model, "--budget", budget, "--observe", "tail")
+    assert done.code == 0, done.err
+    metadata = read_header(output).metadata
+    assert metadata.budget.kept == (kept or metadata.document.tokens)
+
+
+def test_settings_reach_the_file(dropkv: Dropkv, document: Path, model: Path) -> None:
+    output = document.with_suffix(".kv")
+    done = dropkv(
+        "compress", document, "-o", output, "--model", model, "--budget", "0.5", "--method", "dropkv", "--observe",
+        "tail", "--window", "5", "--pool", "3", "--system", "You are a harbour clerk.", "--no-tokens",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    metadata, contents = read_header(output).metadata, read_file(output)
+    assert contents.tokens is None
+    assert metadata.method["name"] == "dropkv" and metadata.method["pool"]["size"] == 3
+    assert metadata.observer["name"] == "tail" and metadata.observer["window"] == 5
+    assert metadata.tokenizer.system == "You are a harbour clerk."
+    assert metadata.document.name == "harbour.txt"
+
+
+def test_standard_input_gives_the_same_entries_as_the_file(
+    dropkv: Dropkv, document: Path, model: Path, kv: Path
+) -> None:
+    output = document.with_name("piped.kv")
+    piped = dropkv("compress", "-", "-o", output, "--model", model, *SETTINGS, stdin=b"\xef\xbb\xbf" + TEXT.encode())
+    assert piped.code == 0, piped.err
+    for ours, theirs in zip(read_file(output).layers, read_file(kv).layers, strict=True):
+        assert ours.positions.equal(theirs.positions) and ours.keys.equal(theirs.keys)
+    assert read_header(output).metadata.document.name == "stdin"
+
+
+def test_a_folder_takes_one_file_per_document_and_failures_do_not_stop_the_rest(
+    dropkv: Dropkv, tmp_path: Path, model: Path
+) -> None:
+    for name, text in {"one.txt": TEXT, "two.md": TEXT + "More.", "empty.txt": " \n"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "long.txt").write_text(TEXT * 40)
+    (tmp_path / "taken.txt").write_text(TEXT)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "taken.kv").write_bytes(b"precious")
+    names = ["one.txt", "empty.txt", "missing.txt", "long.txt", "taken.txt", "two.md"]
+    result = dropkv(
+        "compress", *(tmp_path / name for name in names), "-o", f"{out}/", "--model", model, *SETTINGS, "--json"
+    )
+    assert result.code == 1
+    assert [record["file"] for record in result.records] == [str(out / "one.kv"), str(out / "two.kv")]
+    assert [record["seconds"]["load"] > 0 for record in result.records] == [True, False]
+    assert sorted(path.name for path in out.iterdir()) == ["one.kv", "taken.kv", "two.kv"]
+    assert (out / "taken.kv").read_bytes() == b"precious"
+    lines = result.err.splitlines()
+    assert len(lines) == 4 and all(line.startswith("dropkv: ") for line in lines)
+    for name in ("empty.txt", "missing.txt", "long.txt", "taken"):
+        assert sum(name in line for line in lines) == 1, (name, lines)
+
+
+def test_one_document_into_a_folder(dropkv: Dropkv, document: Path, model: Path) -> None:
+    done = dropkv("compress", document, "-o", document.parent, "--model", model, *SETTINGS)
+    assert done.code == 0, done.err
+    assert read_header(document.parent / "harbour.kv").metadata.document.name == "harbour.txt"
+
+
+def test_dry_run_writes_nothing_and_tells_the_sizes(dropkv: Dropkv, document: Path, model: Path, kv: Path) -> None:
+    arguments = ("compress", document, "--model", model, *SETTINGS, "--dry-run")
+    (record,) = dropkv(*arguments, "--json").records
+    metadata = read_header(kv).metadata
+    assert record["dry_run"] is True and record["file"] is None
+    assert record["document_tokens"] == metadata.document.tokens
+    assert record["kept_entries"] == sum(layer.entries for layer in metadata.layers)
+    assert 0 <= kv.stat().st_size - record["file_bytes"] < 20_000  # the header is not estimated
+    people = dropkv(*arguments)
+    assert (people.code, people.out) == (0, "") and "nothing written" in people.err
+    assert sorted(document.parent.iterdir()) == [kv, document]
+
+
+def test_the_same_command_writes_the_same_bytes(dropkv: Dropkv, document: Path, model: Path, kv: Path) -> None:
+    again = document.with_name("again.kv")
+    assert dropkv("compress", document, "-o", again, "--model", model, *SETTINGS).code == 0
+    assert again.read_bytes() == kv.read_bytes()
+
+
+BAD = {
+    "empty": (b"", 1, ["is empty"]),
+    "blank": (b" \r\n\t", 1, ["white space"]),
+    "pdf": (b"%PDF-1.7 x", 1, ["PDF", "pdftotext"]),
+    "epub": (b"PK\x03\x04" + b"x" * 26 + b"mimetypeapplication/epub+zip", 1, ["EPUB", "pandoc"]),
+    "latin-1": ("Größe".encode("latin-1"), 1, ["UTF-8", "iconv"]),
+    "binary": (b"ab\0cd", 1, ["binary"]),
+    "too long": (TEXT.encode() * 40, 1, ["512 positions", "--truncate"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_documents_leave_the_old_file_alone(dropkv: Dropkv, tmp_path: Path, model: Path, name: str) -> None:
+    content, code, words = BAD[name]
+    document, output = tmp_path / "bad.txt", tmp_path / "bad.kv"
+    document.write_bytes(content)
+    output.write_bytes(b"precious")
+    result = dropkv("compress", document, "-o", output, "--model", model, *SETTINGS, "--force")
+    result.failed_with(code, "bad.txt", *words)
+    assert output.read_bytes() == b"precious"
+    assert sorted(tmp_path.iterdir()) == [output, document]
+
+
+def test_truncate_cuts_what_does_not_fit(dropkv: Dropkv, tmp_path: Path, model: Path) -> None:
+    (tmp_path / "long.txt").write_text(TEXT * 40)
+    done = dropkv(
+        "compress", tmp_path / "long.txt", "-o", tmp_path / "long.kv", "--model", model, *SETTINGS, "--truncate"
+    )
+    assert done.code == 0, done.err
+    assert 300 < read_header(tmp_path / "long.kv").metadata.document.tokens < 512
+
+
+def test_fewer_than_the_forced_entries(dropkv: Dropkv, document: Path, model: Path) -> None:
+    output = document.with_suffix(".kv")
+    dropkv("compress", document, "-o", output, "--model", model, "--budget", "1").failed_with(2, "budget 1")
+    assert not output.exists()
+
+
+def test_places_that_cannot_be_written(dropkv: Dropkv, document: Path, kv: Path) -> None:
+    dropkv("compress", document, "-o", kv, "--model", "unused").failed_with(1, "harbour.kv", "exists", "--force")
+    dropkv("compress", document, "-o", document.parent / "no" / "a.kv").failed_with(1, "folder", "mkdir -p")
+    dropkv("compress", document, "-o", f"{document.parent}/no/").failed_with(1, "no such folder", "mkdir -p")
+    dropkv("compress", document, "-o", "/dev/null", "--force").failed_with(1, "/dev/null", "-o")
+    dropkv("compress", document.parent, "-o", document.parent / "a.kv").failed_with(1, "is a folder")
+    dropkv("compress", "missing.txt", "-o", document.parent / "a.kv").failed_with(1, "missing.txt", "no such file")
+    assert sorted(document.parent.iterdir()) == [kv, document]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_folders_without_permission(dropkv: Dropkv, document: Path) -> None:
+    locked = document.parent / "locked"
+    locked.mkdir(mode=0o500)
+    dropkv("compress", document, "-o", locked / "a.kv").failed_with(1, "not writable", "-o")
+    locked.chmod(0)
+    dropkv("compress", locked / "a.txt", "-o", document.parent / "a.kv").failed_with(1, "permission denied")
+
+
+def test_a_full_disk_leaves_the_old_file_alone(dropkv: Dropkv, document: Path, model: Path) -> None:
+    output = document.with_suffix(".kv")
+    output.write_bytes(b"precious")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # writing more fails, as on a full disk
+    try:
+        result = dropkv("compress", document, "-o", output, "--model", model, *SETTINGS, "--force")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    result.failed_with(1, "harbour.kv")
+    assert output.read_bytes() == b"precious"
+    assert sorted(document.parent.iterdir()) == [output, document]
+
+
+def test_an_unknown_model_is_one_line(dropkv: Dropkv, document: Path, tmp_path: Path) -> None:
+    (tmp_path / "hollow").mkdir()
+    result = dropkv("compress", document, "-o", document.with_suffix(".kv"), "--model", tmp_path / "hollow")
+    result.failed_with(1, "hollow")
+    assert not document.with_suffix(".kv").exists()
+
+
+def test_ctrl_c_in_the_middle_leaves_the_old_file_alone(
+    document: Path, make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    patient = make_model(max_position_embeddings=200_000)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "long.kv").write_bytes(b"precious")
+    (tmp_path / "long.txt").write_text(TEXT * 300)
+    process = start_dropkv(
+        "compress", document, tmp_path / "long.txt", "-o", out, "--model", patient, *SETTINGS, "--force",
+        "--json",        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout and process.stderr
+    assert b"harbour.kv" in process.stdout.readline()  # the first document is done, the long one has begun
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out_rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out_rest == b"" and b"Traceback" not in err
+    assert (out / "long.kv").read_bytes() == b"precious"
+    assert sorted(path.name for path in out.iterdir()) == ["harbour.kv", "long.kv"]

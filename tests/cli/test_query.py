@@ -1,0 +1,209 @@
+"""`dropkv query`, `info` and `verify` on a file of a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from formats import read_header
+from tests.cli.conftest import SETTINGS, Dropkv, start_dropkv
+
+KEYS = {
+    "question", "answer", "document_tokens", "prefix_entries", "prefilled_tokens", "generated_tokens", "seconds",
+}  # fmt: skip
+SHORT = ("--max-new-tokens", "6")
+QUESTIONS = ["What is the code?", "Which ship?"]
+
+
+def test_json_records(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    from dropkv.prompts import Seam
+    from tests import tiny
+
+    result = dropkv("query", kv, *QUESTIONS, "--model", model, *SHORT, "--json")
+    assert (result.code, result.err) == (0, "")
+    seam = Seam.of(tiny.tokenizer(), name="tiny")
+    metadata = read_header(kv).metadata
+    for record, question in zip(result.records, QUESTIONS, strict=True):
+        assert set(record) == KEYS
+        assert set(record["seconds"]) == {"load", "first_token", "total"}
+        assert 0 < record["seconds"]["first_token"] <= record["seconds"]["total"]
+        assert record["question"] == question
+        assert record["prefilled_tokens"] == len(seam.question_ids(question))
+        assert record["document_tokens"] == metadata.document.tokens
+        assert record["prefix_entries"] == metadata.budget.kept
+        assert 1 <= record["generated_tokens"] <= 6
+
+
+def test_plain_answers_alone_go_to_standard_output(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    records = dropkv("query", kv, *QUESTIONS, "--model", model, *SHORT, "--json").records
+    answers = [record["answer"] for record in records]
+    plain = dropkv("query", kv, *QUESTIONS, "--model", model, *SHORT)
+    assert (plain.code, plain.out) == (0, f"{answers[0]}\n\n{answers[1]}\n")
+    assert [line for line in plain.err.splitlines() if line.startswith("Q: ")] == [f"Q: {q}" for q in QUESTIONS]
+    assert "harbour.txt" in plain.err
+    alone = dropkv("query", kv, QUESTIONS[1], "--model", model, *SHORT)
+    assert alone.out == f"{answers[1]}\n" and "Q: " not in alone.err
+
+
+def test_questions_from_a_file_and_from_standard_input(dropkv: Dropkv, kv: Path, model: Path, tmp_path: Path) -> None:
+    text = "# a comment\n\n  What is the code?  \r\nWhich ship?\n"
+    (tmp_path / "questions.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    common = ("--model", model, *SHORT, "--json")
+    from_file = dropkv("query", kv, "First?", "-f", tmp_path / "questions.txt", *common).records
+    assert [record["question"] for record in from_file] == ["First?", *QUESTIONS]
+    piped = dropkv("query", kv, "-f", "-", *common, stdin=text.encode()).records
+    assert [(r["question"], r["answer"]) for r in piped] == [(r["question"], r["answer"]) for r in from_file[1:]]
+
+
+def test_a_seed_repeats_a_sample(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    def sample(seed: int) -> str:
+        hot = ("--temperature", "1.5", "--top-p", "0.95", "--seed", str(seed))
+        (record,) = dropkv(
+            "query", kv, "Which ship?", "--model", model, "--max-new-tokens", "12", *hot, "--json"
+        ).records
+        return str(record["answer"])
+
+    assert sample(1) == sample(1)
+    assert len({sample(seed) for seed in range(4)}) > 1
+
+
+def test_chat_keeps_the_turns(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    common = ("--model", model, *SHORT, "--json")
+    alone = dropkv("query", kv, *QUESTIONS, *common).records
+    chat = dropkv("query", kv, *QUESTIONS, *common, "--chat").records
+    assert chat[0]["answer"] == alone[0]["answer"]
+    assert chat[0]["prefilled_tokens"] == alone[0]["prefilled_tokens"]
+    # The end of the first answer's turn and the head of the next one come on top of the question.
+    assert chat[1]["prefilled_tokens"] > alone[1]["prefilled_tokens"]
+
+
+def test_one_question_that_does_not_fit_leaves_the_others_alone(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    result = dropkv("query", kv, "Which ship?", "why " * 600, "What is the code?", "--model", model, *SHORT, "--json")
+    assert result.code == 1
+    assert [record["question"] for record in result.records] == ["Which ship?", "What is the code?"]
+    assert result.err.startswith("dropkv: ") and "512 positions" in result.err
+
+
+def test_a_file_of_a_local_folder_finds_it_or_says_how(
+    dropkv: Dropkv, document: Path, make_model: Callable[..., Path]
+) -> None:
+    output = document.with_suffix(".kv")
+    folder = make_model(seed=5)
+    assert dropkv("compress", document, "-o", output, "--model", folder, *SETTINGS).code == 0
+    dropkv("query", output, "Which ship?").failed_with(1, "--model FOLDER")
+
+
+def test_other_weights_are_refused_with_both_values(dropkv: Dropkv, kv: Path, make_model: Callable[..., Path]) -> None:
+    other = make_model(seed=9)
+    refused = dropkv("query", kv, "Which ship?", "--model", other, *SHORT)
+    refused.failed_with(1, "weights", "--allow-mismatch")
+    dropkv("verify", kv, "--model", other).failed_with(1, "weights")
+    allowed = dropkv("query", kv, "Which ship?", "--model", other, *SHORT, "--allow-mismatch", "--json")
+    assert (allowed.code, len(allowed.records)) == (0, 1)
+
+
+def foreign(kind: str, path: Path) -> None:
+    """Write something that is no KV file."""
+    from safetensors.torch import save_file
+    from torch import zeros
+
+    contents = {
+        "empty": b"",
+        "short": b"abc",
+        "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n",
+        "page": b"<!DOCTYPE html><html><body>404</body></html>",
+        "pickle": pickle.dumps({"keys": [1]}, protocol=4),
+        "text": b"Once upon a time there was a harbour.\n" * 9,
+    }
+    if kind == "safetensors":
+        save_file({"a": zeros(3)}, path)
+    else:
+        path.write_bytes(contents[kind])
+
+
+@pytest.mark.parametrize("verb", ["query", "info", "verify"])
+@pytest.mark.parametrize("kind", ["empty", "short", "pointer", "page", "pickle", "text", "safetensors"])
+def test_foreign_files(dropkv: Dropkv, tmp_path: Path, verb: str, kind: str) -> None:
+    path = tmp_path / "foreign.kv"
+    foreign(kind, path)
+    # The model does not exist: the file has to be refused before anybody looks for it.
+    more = {"query": ["who?", "--model", "/no/such/model"], "verify": ["--model", "/no/such/model"], "info": []}[verb]
+    dropkv(verb, path, *more).failed_with(1, "foreign.kv")
+
+
+@pytest.mark.parametrize("place", [3, 200, -40])
+def test_damaged_files(dropkv: Dropkv, kv: Path, model: Path, place: int) -> None:
+    raw = bytearray(kv.read_bytes())
+    raw[place] ^= 4
+    kv.write_bytes(raw)
+    dropkv("verify", kv).failed_with(1, "harbour.kv")
+    dropkv("query", kv, "who?", "--model", model).failed_with(1, "harbour.kv")
+
+
+def test_cut_and_missing_files(dropkv: Dropkv, kv: Path) -> None:
+    dropkv("info", kv.parent).failed_with(1, "folder")
+    dropkv("query", kv.parent / "nothing.kv", "who?").failed_with(1, "nothing.kv")
+    kv.write_bytes(kv.read_bytes()[:-9])
+    dropkv("info", kv).failed_with(1, "harbour.kv")
+
+
+def test_info(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    metadata = read_header(kv).metadata
+    json_form = json.loads(json.dumps(metadata.to_json()))
+    (record,) = dropkv("info", kv, "--json").records
+    assert record["file"] == str(kv) and record["file_bytes"] == kv.stat().st_size and record["format_version"] == 1
+    assert {key: record[key] for key in json_form} == json_form
+    shown = dropkv("info", kv)
+    assert (shown.code, shown.err) == (0, "")
+    assert f"harbour.txt, {metadata.document.tokens} tokens" in shown.out
+    assert f"{metadata.budget.kept} entries per KV head" in shown.out
+    assert "0-2: full attention, 4 query and 2 KV heads of 16" in shown.out
+    for name in ("model", "method", "observer", "kept", "size", "rope", "integrity"):
+        assert f"\n{name} " in "\n" + shown.out
+
+
+def test_info_of_a_hostile_name_cannot_steer_the_terminal(dropkv: Dropkv, document: Path, model: Path) -> None:
+    nasty = document.rename(document.with_name("a\x1b[2Jb\n.txt"))
+    output = document.with_name("a.kv")
+    done = dropkv("compress", nasty, "-o", output, "--model", model, *SETTINGS)
+    assert done.code == 0 and "\x1b" not in done.err
+    shown = dropkv("info", output).out
+    assert "\x1b" not in shown and "\\x1b[2J" in shown
+
+
+def test_verify(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    plain = dropkv("verify", kv)
+    assert (plain.code, plain.err) == (0, "") and plain.out.startswith("ok: ") and plain.out.count("\n") == 1
+    (record,) = dropkv("verify", kv, "--model", model, "--json").records
+    assert record["ok"] is True and record["model"] == str(model) and record["tensors"] == 19
+    assert dropkv("verify", kv, "--model", model).out.startswith("ok: ")
+
+
+def test_a_prompt_opens_on_a_terminal(kv: Path, model: Path) -> None:
+    ours, theirs = os.openpty()
+    process = start_dropkv(
+        "query", kv, "--model", model, *SHORT, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={"TERM": "dumb"}
+    )
+    os.close(theirs)
+    os.write(ours, b"Which ship?\n\n")
+    assert process.stderr
+    said = process.stderr.read().decode()
+    assert process.wait(60) == 0
+    assert "Ctrl-D ends" in said and "Traceback" not in said
+    shown = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(ours)
+    assert shown.count(b"> ") >= 2  # the prompt came back after the answer

@@ -1,0 +1,177 @@
+"""Command lines that cannot be meant, help texts, and what is not imported for them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from dropkv_cli.main import VERBS, cli
+from tests.cli.conftest import ROOT, Dropkv, start_dropkv
+
+
+@pytest.mark.parametrize(
+    ("budget", "word"),
+    [
+        ("0", "0 keeps nothing"),
+        ("-3", "-3 keeps nothing"),
+        ("0.0", "0.0 is no fraction"),
+        ("-0.5", "-0.5 is no fraction"),
+        ("1.5", "1.5 is no fraction"),
+        ("nan", "'nan' is no number"),
+        ("1e-2", "'1e-2' is no number"),
+        ("5%", "'5%' is no number"),
+        ("", "'' is no number"),
+    ],
+)
+def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word: str) -> None:
+    output = document.with_suffix(".kv")
+    dropkv("compress", document, "-o", output, "--budget", budget).failed_with(2, word, "0.05", "2048")
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compress"], ["DOC", "dropkv compress --help"]),
+        (["compress", "{doc}"], ["-o FILE", "--dry-run"]),
+        (["compress", "{doc}", "-o", ""], ["-o is empty"]),
+        (["compress", "{doc}", "-o", "a.kv", "--nonsense"], ["--nonsense"]),
+        (["compress", "{doc}", "-o", "a.kv", "--observe", "stars"], ["'stars'", "replay"]),
+        (["compress", "{doc}", "-o", "a.kv", "--method", "adadrop"], ["'adadrop'", "adadropkv"]),
+        (["compress", "{doc}", "-o", "a.kv", "--pool", "4"], ["4", "--pool"]),
+        (["compress", "{doc}", "-o", "a.kv", "--window", "0"], ["--window 1"]),
+        (["compress", "{doc}", "-o", "a.kv", "--chunk", "0"], ["--chunk 1"]),
+        (["compress", "{doc}", "-o", "a.kv", "--alpha", "2"], ["alpha 2.0"]),
+        (["compress", "{doc}", "-o", "a.kv", "--dtype", "int3"], ["'int3'", "bfloat16"]),
+        (["compress", "{doc}", "-o", "a.kv", "--device", "abacus"], ["'abacus'", "cpu"]),
+        (["compress", "{doc}", "-o", "a.kv", "--kv-dtype", "fp8"], ["--kv-dtype"]),
+        (["compress", "{doc}", "{doc}", "-o", "."], ["twice"]),
+        (["compress", "{doc}", "other.txt", "-o", "a.kv"], ["2 documents", "folder"]),
+        (["compress", "{doc}", "x/harbour.md", "-o", "."], ["would both become harbour.kv"]),
+        (["compress", "{doc}", "-o", "{doc}", "--force"], ["is the document itself"]),
+        (["query"], ["FILE"]),
+        (["query", "a.kv"], ["-f -"]),
+        (["query", "a.kv", "-f", "missing.txt"], ["missing.txt"]),
+        (["query", "a.kv", "-f", "-"], ["no question in standard input"]),
+        (["query", "a.kv", "who?", "--temperature", "-1"], ["temperature -1.0"]),
+        (["query", "a.kv", "who?", "--top-p", "0"], ["top-p 0.0"]),
+        (["query", "a.kv", "who?", "--max-new-tokens", "0"], ["--max-new-tokens 1"]),
+        (["info"], ["FILE"]),
+        (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify, models"]),
+    ],
+)
+def test_usage_errors_take_one_line_and_exit_2(
+    dropkv: Dropkv, document: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(document.parent)
+    result = dropkv(*(argument.format(doc=document.name) for argument in arguments))
+    result.failed_with(2, *words)
+    assert list(document.parent.iterdir()) == [document]
+
+
+def test_a_blank_question_is_refused_before_anything_is_read(dropkv: Dropkv) -> None:
+    dropkv("query", "missing.kv", "who?", "  ").failed_with(1, "question 2 is empty")
+
+
+def test_no_arguments_show_the_help(dropkv: Dropkv) -> None:
+    result = dropkv()
+    assert (result.code, result.out) == (2, "")
+    assert all(f"\n  {verb} " in result.err for verb in VERBS)
+
+
+def test_version(dropkv: Dropkv) -> None:
+    from dropkv import __version__
+
+    assert (dropkv("--version").code, dropkv("--version").out) == (0, f"dropkv {__version__}\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_has_a_help_line_and_shows_its_default(dropkv: Dropkv, verb: str) -> None:
+    command: click.Command = import_module(f"dropkv_cli.{verb}").command
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    assert options
+    for option in options:
+        assert option.help and option.help.endswith("."), option.name
+        assert option.show_default, option.name
+    result = dropkv(verb, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.count("[default:") == len(options)
+
+
+def test_the_options_of_the_contract_are_there() -> None:
+    found = {
+        verb: {name for parameter in import_module(f"dropkv_cli.{verb}").command.params for name in parameter.opts}
+        for verb in VERBS
+    }
+    assert found["compress"] >= {
+        "-o", "--model", "--budget", "--method", "--observe", "--system", "--window", "--pool", "--alpha", "--chunk",
+        "--dtype", "--device", "--revision", "--no-tokens", "--truncate", "--seed", "--force", "--dry-run", "--json",
+    }  # fmt: skip
+    assert found["query"] >= {
+        "-f", "--model", "--revision", "--dtype", "--device", "--allow-mismatch", "--max-new-tokens", "--temperature",
+        "--top-p", "--seed", "--chat", "--json",
+    }  # fmt: skip
+    assert found["verify"] >= {"--model", "--json"}
+    assert "--json" in found["info"] and "--json" in found["models"]
+
+
+def test_help_and_info_start_without_torch(kv: Path) -> None:
+    program = f"""
+import json, sys
+from dropkv_cli.main import VERBS, cli
+infos = [["info", {str(kv)!r}], ["info", {str(kv)!r}, "--json"]]
+for arguments in [["--help"], *infos, ["models"], *([verb, "--help"] for verb in VERBS)]:
+    cli.main(arguments, standalone_mode=False)
+heavy = {{"torch", "transformers", "triton", "numpy"}}
+print(json.dumps(sorted(heavy & set(sys.modules))))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_verbs_are_modules_of_the_package() -> None:
+    context = click.Context(cli)
+    assert cli.list_commands(context) == list(VERBS)
+    for verb in VERBS:
+        command = cli.get_command(context, verb)
+        assert command is not None and command.name == verb
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    process = start_dropkv("models", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(30) == 1
+
+
+def test_debug_shows_the_traceback_before_the_line(dropkv: Dropkv, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropkv("info", "missing.kv").failed_with(1, "missing.kv")
+    monkeypatch.setenv("DROPKV_DEBUG", "1")
+    result = dropkv("info", "missing.kv")
+    assert result.err.startswith("Traceback") and result.err.splitlines()[-1].startswith("dropkv: missing.kv")
+
+
+def test_an_unexpected_error_is_one_line_with_advice(dropkv: Dropkv, kv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: str) -> None:
+        raise ValueError("first\nsecond")
+
+    monkeypatch.setattr("dropkv_cli.info.read_header", broken)
+    dropkv("info", kv).failed_with(1, "ValueError: first", "DROPKV_DEBUG=1")
+
+
+def test_models_lists_aliases(dropkv: Dropkv) -> None:
+    records = dropkv("models", "--json").records
+    assert records[0]["alias"] == "smollm2-135m"
+    assert {"smollm2-135m", "llama-3.1-8b", "mistral-7b-512k", "qwen2.5-7b-1m"} <= {r["alias"] for r in records}
+    assert all(set(record) == {"alias", "stands_for", "usable_offline", "note"} for record in records)
+    assert next(record for record in records if record["alias"] == "smollm2-135m")["usable_offline"] is True
+    table = dropkv("models").out.splitlines()
+    assert table[0].split() == ["alias", "stands", "for", "offline", "now", "note"]
+    assert len(table) == len(records) + 1
