@@ -65,7 +65,7 @@ def main() -> None:
             times["plain"].append(timed(plain))
             model.network.set_attn_implementation("dropkv")
             for name, chosen in settings.items():
-                    report = compress_document(model, document, chosen).report
+                report = compress_document(model, document, chosen).report
                 times[name].append(report.prefill_seconds + report.score_seconds)
             times["open + first"].append(timed(lambda: opened(path)))
     medians = {name: statistics.median(values[1:]) for name, values in times.items()}

@@ -53,9 +53,12 @@ def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor
     if operator is None:
         return None
     wide = torch.promote_types(q.dtype, torch.float32)
-    q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    m, n = q.shape[1], k.shape[1]
-    mask = q.new_zeros((m, n))
-    mask[:, n - m :].masked_fill_(torch.ones(m, m, dtype=torch.bool).triu_(1), -torch.inf)
-    outputs, log_sum_exp = operator(q[None], k[None], v[None], 0.0, False, attn_mask=mask, scale=scale)
-    return outputs[0], log_sum_exp[0]
+    q, k, v = q[None].to(wide), k[None].to(wide), v[None].to(wide)
+    document = k.shape[2] - q.shape[2]
+    # Two calls, since what lies in a probe's own future is then skipped instead of masked.
+    near, near_sum = operator(q, k[:, :, document:], v[:, :, document:], 0.0, True, scale=scale)
+    far, far_sum = operator(q, k[:, :, :document], v[:, :, :document], 0.0, False, scale=scale)
+    log_sum_exp = torch.logaddexp(near_sum, far_sum)
+    near.mul_((near_sum - log_sum_exp).exp_().unsqueeze(-1))
+    far.mul_((far_sum - log_sum_exp).exp_().unsqueeze(-1))
+    return near.add_(far)[0], log_sum_exp[0]

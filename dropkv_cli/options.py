@@ -1,0 +1,83 @@
+"""Options that several verbs share, and the spelling of a budget."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+import dropkv
+from dropkv.errors import BudgetError
+from dropkv.settings import check_budget
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_MODEL = "smollm2-135m"
+METHODS = Path(dropkv.__file__).with_name("methods")
+
+
+def budget(text: object) -> float | int:
+    """A budget as written: 0.05 is a share of the tokens (1.0 is all), 2048 a number of entries per KV head (1 is one).
+
+    Raises BudgetError.
+    """
+    digits = str(text).strip()
+    if re.fullmatch(r"[+-]?[0-9]{1,18}", digits):
+        number: float | int = int(digits)
+    elif re.fullmatch(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)", digits):
+        number = float(digits)
+    else:
+        raise BudgetError(
+            f"budget {digits!r} is no number: use a fraction such as 0.05 or a whole number of entries such as 2048"
+        )
+    check_budget(number)
+    return number
+
+
+def device_options(command: Command) -> Command:
+    """--dtype, --device and --revision."""
+    for option in reversed(
+        (
+            click.option(
+                "--dtype",
+                default="auto",
+                show_default=True,
+                metavar="TYPE",
+                help="Type to compute in: float32, bfloat16, float16; auto is float32 on a CPU, else the model's own.",
+            ),
+            click.option(
+                "--device",
+                default="auto",
+                show_default=True,
+                metavar="DEVICE",
+                help="Where to compute: cpu, cuda, cuda:1; auto is a CUDA GPU if there is one.",
+            ),
+            click.option(
+                "--revision",
+                default=None,
+                show_default="the newest, or the one the file names",
+                metavar="REV",
+                help="Branch, tag or commit of a Hub model.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def json_option(command: Command) -> Command:
+    """--json."""
+    return flag("--json", "as_json", help="Print one JSON object per line and nothing else.")(command)
+
+
+def flag(*names: str, help: str) -> Callable[[Command], Command]:
+    """An option without a value, off unless it is given; the help says so, which click leaves out for flags."""
+    return click.option(*names, is_flag=True, show_default="off", help=help)
+
+
+def method_names() -> list[str]:
+    """The methods, which are the files of that folder; importing them would import torch, too slow for `--help`."""
+    return sorted(path.stem for path in METHODS.glob("*.py") if not path.stem.startswith("_"))

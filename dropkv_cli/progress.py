@@ -1,0 +1,36 @@
+"""A progress bar, only where somebody sees it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Report = Callable[[int, int], None]
+BAR = "{desc}: {percentage:3.0f}%|{bar:24}| {elapsed} passed, {remaining} left{postfix}"
+
+
+@contextmanager
+def progress_bar(name: str, layers: int) -> Iterator[Report | None]:
+    """A callback for layer-tokens done and wanted that draws a bar on standard error; None when that is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=1, desc=name[:40], bar_format=BAR, leave=False, dynamic_ncols=True) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            seconds = bar.format_dict["elapsed"]
+            if seconds > 0:
+                bar.set_postfix_str(f"{done / layers / seconds:,.0f} tokens/s", refresh=False)
+            bar.update(done - bar.n)
+
+        yield report
+
+
+def waiting(text: str) -> None:
+    """Say what takes a while, on a terminal only."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,156 @@
+"""`dropkv query`: answer questions from a KV file."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from dropkv.errors import QuestionError, UsageError
+from dropkv.settings import Sampling
+from dropkv_cli.options import device_options, flag, json_option
+from dropkv_cli.output import harmless, say, size
+from dropkv_cli.progress import waiting
+from formats import Header, read_header
+from formats.errors import show_path
+
+if TYPE_CHECKING:
+    from dropkv.library import KVFile
+
+DEFAULTS = Sampling()
+
+
+@click.command("query")
+@click.argument("file", metavar="FILE")
+@click.argument("questions", metavar="[QUESTION]...", nargs=-1)
+@click.option(
+    "-f",
+    "--questions-file",
+    metavar="FILE|-",
+    show_default="none",
+    help="Read questions from a file or standard input, one a line; blank lines and lines from # on are skipped.",
+)
+@click.option(
+    "--model",
+    default=None,
+    show_default="the one the file names",
+    metavar="MODEL",
+    help="Alias, Hub id or local folder of the model the file was made with.",
+)
+@device_options
+@flag("--allow-mismatch", help="Answer even if weights, tokenizer or template differ from those of the file.")
+@click.option(
+    "--max-new-tokens",
+    type=int,
+    default=DEFAULTS.max_new_tokens,
+    show_default=True,
+    metavar="N",
+    help="Longest answer.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    default=DEFAULTS.temperature,
+    show_default=True,
+    metavar="T",
+    help="0 takes the likeliest token every time; higher is more varied.",
+)
+@click.option(
+    "--top-p",
+    type=float,
+    default=DEFAULTS.top_p,
+    show_default=True,
+    metavar="P",
+    help="Sample from the likeliest tokens that have this share together.",
+)
+@click.option(
+    "--seed", type=int, default=None, show_default="another one each time", metavar="N", help="Seed of the sampling."
+)
+@flag("--chat", help="Later questions see the earlier ones and their answers.")
+@json_option
+def command(
+    file: str,
+    questions: tuple[str, ...],
+    questions_file: str | None,
+    model: str | None,
+    dtype: str,
+    device: str,
+    revision: str | None,
+    allow_mismatch: bool,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int | None,
+    chat: bool,
+    as_json: bool,
+) -> int:
+    """Answer questions from a .kv file, without the document.
+
+    Each question is answered as if it were the only one, unless --chat is given. Answers go to standard output, an
+    empty line between two; with no question on a terminal a prompt opens, which an empty line or Ctrl-D ends.
+    """
+    sampling = Sampling(max_new_tokens, temperature, top_p, seed)
+    asked = [*questions, *_from_file(questions_file)]
+    _refuse_blank(asked)
+    if not asked and not sys.stdin.isatty():
+        raise UsageError("no question: give one in quotes after the file, or read them from standard input with -f -")
+    header = read_header(file)
+    kv = _open(file, header, model, revision, dtype, device, allow_mismatch)
+    if not as_json:
+        _announce(file, header, kv)
+
+    from dropkv_cli.asking import Asker
+
+    asker = Asker(kv, sampling, chat=chat, as_json=as_json)
+    return asker.ask_all(asked) if asked else asker.prompt()
+
+
+def _from_file(name: str | None) -> list[str]:
+    """The questions of -f; raises UsageError for a file that cannot be read or holds none."""
+    if name is None:
+        return []
+    try:
+        if name == "-":
+            text, shown = sys.stdin.buffer.read().decode("utf-8-sig"), "standard input"
+        else:
+            shown = show_path(name)
+            with open(name, encoding="utf-8-sig") as lines:
+                text = lines.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        problem = f"-f {show_path(name)}: cannot be read ({reason})"
+        raise UsageError(f"{problem}: give a text file with one question a line") from None
+    questions = [line.strip() for line in text.splitlines()]
+    questions = [line for line in questions if line and not line.startswith("#")]
+    if not questions:
+        raise UsageError(f"-f: no question in {shown}: write one a line")
+    return questions
+
+
+def _refuse_blank(questions: list[str]) -> None:
+    for number, question in enumerate(questions, 1):
+        if not question.strip():
+            raise QuestionError(f"question {number} is empty: ask something")
+
+
+def _open(
+    file: str, header: Header, model: str | None, revision: str | None, dtype: str, device: str, allow_mismatch: bool
+) -> KVFile:
+    """The file with its model; the model is loaded only once the header has been found good."""
+    waiting(f"loading {model or header.metadata.model.id} ...")
+    from dropkv.library import load_for, open_with
+
+    loaded = load_for(header, model, revision=revision, dtype=dtype, device=device)
+    return open_with(file, header, loaded, allow_mismatch=allow_mismatch)
+
+
+def _announce(file: str, header: Header, kv: KVFile) -> None:
+    """What was loaded, so that nobody has to wonder whether anything was."""
+    document, budget = header.metadata.document, header.metadata.budget
+    say(
+        harmless(
+            f"{show_path(file)}: {document.name}, {document.tokens:,} tokens, {budget.kept:,} entries per KV head, "
+            f"{size(header.file_bytes)} loaded in {kv.seconds_load:.2f} s"
+        )
+    )

@@ -1,0 +1,92 @@
+"""Where `compress` writes: one path per document; what can be refused is refused before any work is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dropkv.errors import DropkvError, UsageError
+from formats.errors import ExistingFile, FormatError, WriteFailed, show_path
+
+STDIN = "-"
+SUFFIX = ".kv"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One document and the file it becomes (no path on a dry run without -o)."""
+
+    document: str
+    path: Path | None
+
+    @property
+    def shown(self) -> str:
+        """The document for messages."""
+        return "standard input" if self.document == STDIN else show_path(self.document)
+
+
+def plan_targets(documents: Sequence[str], output: str | None) -> list[Target]:
+    """Pair documents and files.
+
+    Raises UsageError for what cannot be meant, DropkvError for a folder that is not there.
+    """
+    if len(set(documents)) < len(documents):
+        raise UsageError("a document is given twice: name each one once")
+    if output is None:
+        return [Target(document, None) for document in documents]
+    if not output:
+        raise UsageError("-o is empty: name a file such as book.kv, or a folder")
+    folder = Path(output)
+    if not (folder.is_dir() or output.endswith(os.sep)):
+        if len(documents) > 1:
+            count = len(documents)
+            raise UsageError(f"-o {show_path(output)} is one file for {count} documents: give an existing folder")
+        return [Target(documents[0], folder)]
+    if not folder.is_dir():
+        raise DropkvError(f"{show_path(output)}: no such folder, make it first: mkdir -p {show_path(output)}")
+    targets = [Target(document, folder / (_stem(document) + SUFFIX)) for document in documents]
+    taken: dict[Path | None, Target] = {}
+    for target in targets:
+        other = taken.setdefault(target.path, target)
+        if other is not target:
+            both = f"{other.shown} and {target.shown}"
+            raise UsageError(f"{both} would both become {show_path(str(target.path))}: compress one of them apart")
+    return targets
+
+
+def check_target(target: Target, *, force: bool) -> None:
+    """Raise DropkvError or FormatError when this file cannot or must not be written; nothing is touched."""
+    path = target.path
+    if path is None:
+        return
+    shown = show_path(path)
+    if target.document != STDIN and _same(Path(target.document), path):
+        raise UsageError(f"{shown} is the document itself: choose another name with -o")
+    if os.path.lexists(path):
+        if path.exists() and not path.is_file():
+            raise _refused(WriteFailed("is no regular file", fix="choose another name with -o"), shown)
+        if not force:
+            raise _refused(ExistingFile("exists already"), shown)
+    parent = path.parent
+    if not parent.is_dir():
+        raise DropkvError(f"{shown}: its folder does not exist, make it first: mkdir -p {show_path(parent)}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise DropkvError(f"{shown}: the folder {show_path(parent)} is not writable, choose another one with -o")
+
+
+def _refused(error: FormatError, shown: str) -> FormatError:
+    error.path = shown
+    return error
+
+
+def _stem(document: str) -> str:
+    return "stdin" if document == STDIN else Path(document).stem
+
+
+def _same(document: Path, path: Path) -> bool:
+    try:
+        return document.samefile(path)
+    except OSError:
+        return False  # one of them is not there
