@@ -1,0 +1,1 @@
+"""Benches: tasks, accuracy, theory, speed, report (extra `bench`)."""
