@@ -76,7 +76,7 @@ class MaskedRun:
         mine = weights.view(self.documents, self.rows, kv_heads, group, t, -1)[..., :n].permute(0, 2, 1, 3, 4, 5)
         out = (mine.reshape(self.documents, kv_heads, -1, n) @ self.values[layer]).view(self.documents, kv_heads, self.rows, group, t, -1)
         own = (weights[..., n:].reshape(total, kv_heads, group * t, capacity) @ self.tail_values[layer]).view(total, kv_heads, group, t, -1)
-        return (out.permute(0, 2, 1, 3, 4, 5).reshape(total, kv_heads, group, t, -1) + own).view(total, heads, t, -1)
+        return (out.permute(0, 2, 1, 3, 4, 5).reshape(total, kv_heads, group, t, -1) + own).reshape(total, heads, t, -1)
 
 
 def answer_rows(

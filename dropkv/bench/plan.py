@@ -1,0 +1,87 @@
+"""What an accuracy run measures: methods x budgets x lengths x observers over tasks, from the command line or a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from dropkv.errors import UsageError
+
+Setting = Literal["question-free", "question-aware"]
+
+SETTINGS: tuple[Setting, ...] = ("question-free", "question-aware")
+CONTROLS = ("full", "random", "no-document", "random-answer")
+WITHOUT_BUDGET = ("full", "no-document", "random-answer")  # the same at every budget, so run once
+
+
+@dataclass(frozen=True)
+class AccuracyPlan:
+    """One run. Everything but `samples` decides what a result line means, so lines of different plans can share a folder.
+
+    lengths: document tokens, template head included. observers: of the question-free setting; question-aware has the question's own tokens.
+    batch: documents answered at once. essay, data: a text file and a folder for the tasks that need them.
+    """
+
+    tasks: tuple[str, ...] = ("noise", "prose", "four-keys")
+    lengths: tuple[int, ...] = (1536,)
+    methods: tuple[str, ...] = ("adadropkv", "dropkv", "snapkv", "full", "random", "no-document", "random-answer")
+    budgets: tuple[float, ...] = (0.05, 0.1, 0.25, 0.5)
+    observers: tuple[str, ...] = ("replay", "tail")
+    settings: tuple[Setting, ...] = ("question-free",)
+    samples: int = 20
+    seed: int = 0
+    chunk: int = 512
+    window: int = 8
+    model: str = "smollm2-135m"
+    batch: int = 4
+    essay: str | None = None
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "lengths", "methods", "budgets", "settings"):
+            if not getattr(self, name):
+                raise UsageError(f"a bench without {name} measures nothing: name at least one")
+        for setting in self.settings:
+            if setting not in SETTINGS:
+                raise UsageError(f"unknown setting {setting!r}: use {' or '.join(SETTINGS)}")
+        for observer in self.observers:
+            if observer not in ("replay", "tail"):
+                raise UsageError(f"unknown observer {observer!r}: use replay or tail")
+        for budget in self.budgets:
+            if not 0 < budget <= 1:
+                raise UsageError(f"budget {budget} is no share: benches take fractions above 0 and at most 1")
+        if min(self.samples, self.batch, *self.lengths) < 1:
+            raise UsageError("samples, batch and lengths count something: use whole numbers of at least 1")
+
+    def check_methods(self) -> None:
+        """Raise UsageError with the nearest names for a method that does not exist."""
+        from dropkv import methods
+
+        for name in self.methods:
+            if name not in CONTROLS:
+                methods.get(name)
+
+
+def read_plan(path: str | Path, **overrides: Any) -> AccuracyPlan:
+    """A plan from a TOML file whose keys are the fields of AccuracyPlan; overrides that are not None win. Raises UsageError."""
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as TOML ({error}): see docs/bench.md for an example") from None
+    known = {field.name for field in fields(AccuracyPlan)}
+    unknown = sorted(set(content) - known)
+    if unknown:
+        raise UsageError(f"{path}: unknown keys {', '.join(unknown)}: use some of {', '.join(sorted(known))}")
+    return make_plan(**(content | {name: value for name, value in overrides.items() if value is not None}))
+
+
+def make_plan(**values: Any) -> AccuracyPlan:
+    """A plan from plain values; lists become tuples. Raises UsageError."""
+    tidy = {name: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value for name, value in values.items()}
+    try:
+        return replace(AccuracyPlan(), **tidy)
+    except TypeError as error:
+        raise UsageError(f"a value of the plan has the wrong type ({error}): see docs/bench.md for an example") from None

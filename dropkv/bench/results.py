@@ -1,0 +1,72 @@
+"""Result lines on disk: one folder, JSON lines, finished cells are found again so that a run can go on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dropkv.errors import UsageError
+
+VERSION = 1
+LINES = "lines.jsonl"
+
+Line = dict[str, Any]
+Key = tuple[Any, ...]
+
+KEY = ("model", "task", "length", "setting", "observer", "method", "budget", "seed", "sample", "question")
+
+
+def key_of(line: Line) -> Key:
+    """What makes a result line the only one of its kind."""
+    return tuple(line.get(name) for name in KEY)
+
+
+class Results:
+    """A folder of result lines. Raises UsageError for a folder of another version or with a damaged line that is not the last."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.path = Path(folder) / LINES
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{folder}: cannot hold results ({error.strerror}): name another folder") from None
+        self.done: set[Key] = set()
+        whole = 0
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                for number, raw in enumerate(file, 1):
+                    line = self._parse(raw, number)
+                    if line is None:
+                        break  # the last line of a run that was stopped while writing it
+                    whole += len(raw)
+                    self.done.add(key_of(line))
+            os.truncate(self.path, whole)
+
+    def _parse(self, raw: bytes, number: int) -> Line | None:
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            if raw.endswith(b"\n"):
+                raise UsageError(f"{self.path}: line {number} is damaged: remove it, or name another folder") from None
+            return None
+        if not isinstance(line, dict) or line.get("version") != VERSION:
+            raise UsageError(f"{self.path}: line {number} is of another version: name another folder")
+        return line if raw.endswith(b"\n") else None
+
+    def add(self, lines: Iterable[Line]) -> None:
+        """Append lines; on disk when this returns."""
+        fresh = [{"version": VERSION, **line} for line in lines]
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in fresh)
+            file.flush()
+            os.fsync(file.fileno())
+        self.done.update(key_of(line) for line in fresh)
+
+    def read(self) -> Iterator[Line]:
+        """All lines of the folder."""
+        if self.path.exists():
+            with self.path.open(encoding="utf-8") as file:
+                yield from map(json.loads, file)
