@@ -1,0 +1,240 @@
+"""Running an accuracy plan: one prefill per document serves every method, budget and question; answers come in batches."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dropkv.bench.answers import Row, answer_rows
+from dropkv.bench.plan import WITHOUT_BUDGET, AccuracyPlan, Setting
+from dropkv.bench.results import Line, Results, key_of
+from dropkv.bench.survey import Survey, survey
+from dropkv.bench.tasks import Question, Sample, Task
+from dropkv.bench.tasks import get as get_task
+from dropkv.errors import UsageError
+from dropkv.models import Model
+from dropkv.prompts import Seam
+
+ROWS = 320  # answers at once; the logits over the documents of so many rows stay small
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method at a budget, as one observer sees it. Observer "none" for what needs none."""
+
+    observer: str
+    method: str
+    budget: float
+
+
+def cells_of(plan: AccuracyPlan, setting: Setting) -> list[Cell]:
+    """Every cell of a setting, controls once: a full cache is the same at every budget."""
+    from dropkv import methods
+
+    cells: list[Cell] = []
+    observers = plan.observers if setting == "question-free" else ("question",)
+    for method in plan.methods:
+        if method in WITHOUT_BUDGET:
+            cells.append(Cell("none", method, 1.0))
+            continue
+        unobserved = methods.get(method).observed is None
+        for observer in ("none",) if unobserved else observers:
+            if observer == "tail" and "replay" in methods.get(method).needs:
+                continue
+            cells.extend(Cell(observer, method, budget) for budget in plan.budgets)
+    return cells
+
+
+def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note) -> None:
+    """Measure every cell of the plan that the results do not hold yet.
+
+    note is told about skipped tasks and progress. Raises UsageError for unknown names and for lengths beyond the model's context.
+    """
+    plan.check_methods()
+    seam = Seam.of(model.tokenizer, name=model.id)
+    for length in plan.lengths:
+        if length > model.max_positions - 128:
+            raise UsageError(f"length {length} leaves no room to answer: {model.id} has {model.max_positions} positions, use --length {model.max_positions - 128} or less")
+    for name in plan.tasks:
+        try:
+            task = get_task(name, data=plan.data, essay=plan.essay)
+        except UsageError as error:
+            if "unknown task" in str(error):
+                raise
+            note(f"{name}: skipped, {error}")
+            continue
+        for length in plan.lengths:
+            for setting in plan.settings:
+                _run_task(model, seam, plan, task, length, setting, results, note)
+
+
+def _run_task(
+    model: Model, seam: Seam, plan: AccuracyPlan, task: Task, length: int, setting: Setting, results: Results, note: Note
+) -> None:
+    cells = cells_of(plan, setting)
+    started = time.perf_counter()
+    samples = task.samples(model.tokenizer, length, plan.samples, plan.seed, head_tokens=len(seam.head_ids))
+    count = 0
+    for group in _groups(samples, plan.batch):
+        todo = [sample for sample in group if _missing(plan, task, sample, setting, cells, results, model)]
+        if not todo:
+            continue
+        results.add(_answer(model, seam, plan, task, todo, setting, cells))
+        count += len(todo)
+    if count:
+        note(f"{task.name} {length} {setting}: {count} documents, {time.perf_counter() - started:.0f} s")
+
+
+def _groups(samples: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
+    group: list[Sample] = []
+    for sample in samples:
+        group.append(sample)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _line(plan: AccuracyPlan, task: Task, sample: Sample, setting: Setting, cell: Cell, question: int, model: Model) -> Line:
+    return {
+        "model": model.id,
+        "task": task.name,
+        "label": task.label,
+        "length": sample.length,
+        "setting": setting,
+        "observer": cell.observer,
+        "method": cell.method,
+        "budget": cell.budget,
+        "seed": plan.seed,
+        "sample": sample.index,
+        "question": question,
+    }
+
+
+def _missing(
+    plan: AccuracyPlan, task: Task, sample: Sample, setting: Setting, cells: Sequence[Cell], results: Results, model: Model
+) -> bool:
+    return any(
+        key_of(_line(plan, task, sample, setting, cell, number, model)) not in results.done
+        for cell in cells
+        for number in range(len(sample.questions))
+    )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prefilled document and a question to it: the tokens every answer begins with, and where they stand."""
+
+    sample: Sample
+    number: int
+    survey: Survey
+    tokens: tuple[int, ...]
+    given: tuple[int, ...]  # what of the answer the prefill has already chosen
+
+
+def _answer(
+    model: Model, seam: Seam, plan: AccuracyPlan, task: Task, samples: Sequence[Sample], setting: Setting, cells: Sequence[Cell]
+) -> list[Line]:
+    """All lines of some documents of one length."""
+    started = time.perf_counter()
+    asked = [one for sample in samples for one in _ask(model, seam, plan, sample, setting, cells)]
+    lines: list[Line] = []
+    computed = [cell for cell in cells if cell.method != "random-answer"]
+    seconds = {id(one): time.perf_counter() - started for one in asked}
+    per_batch = max(1, ROWS // len(computed))
+    for begin in range(0, len(asked), per_batch):
+        part = asked[begin : begin + per_batch]
+        keeps = [{cell: _keep(one.survey, cell, len(seam.head_ids)) for cell in computed} for one in part]
+        longest = max(one.survey.n for one in part)
+        keys = [torch.stack([_padded(one.survey.keys[layer], longest) for one in part]) for layer in range(len(model.geometry))]
+        values = [torch.stack([_padded(one.survey.values[layer], longest) for one in part]) for layer in range(len(model.geometry))]
+        rows, starts = [], []
+        for place, (one, keep) in enumerate(zip(part, keeps, strict=True)):
+            for cell in computed:
+                rows.append(Row(place, one.tokens, torch.nn.functional.pad(keep[cell], (0, longest - one.survey.n))))
+                starts.append(one.survey.n)
+        budget = max(one.sample.questions[one.number].max_new_tokens for one in part)
+        answers = iter(answer_rows(model, keys, values, rows, starts=starts, max_new_tokens=budget))
+        for one, keep in zip(part, keeps, strict=True):
+            question = one.sample.questions[one.number]
+            for cell in computed:
+                tokens = [*one.given, *next(answers)][: question.max_new_tokens]
+                prediction = model.tokenizer.decode(tokens, skip_special_tokens=True)
+                line = _line(plan, task, one.sample, setting, cell, one.number, model)
+                kept = int(keep[cell].sum())
+                full = keep[cell].numel()
+                line |= {
+                    "score": task.score(prediction, question),
+                    "prediction": prediction,
+                    "answers": list(question.answers),
+                    "kept_entries": kept,
+                    "full_entries": full,
+                    "kept_bytes": kept * (model.geometry[0].d_k + model.geometry[0].d_v) * model.dtype.itemsize,
+                    "document_tokens": one.survey.n,
+                    "seconds": round(seconds[id(one)], 3),
+                }
+                if one.sample.depth is not None:
+                    line["depth"] = one.sample.depth
+                if one.sample.index == 0 and one.number == 0:
+                    line["head_counts"] = keep[cell].sum(-1).tolist()
+                lines.append(line)
+    if any(cell.method == "random-answer" for cell in cells):
+        lines.extend(_random_answers(model, plan, task, asked, setting))
+    return lines
+
+
+def _random_answers(model: Model, plan: AccuracyPlan, task: Task, asked: Sequence[Asked], setting: Setting) -> list[Line]:
+    """A control without a model: digits and letters drawn at random must score 0."""
+    lines = []
+    for one in asked:
+        question = one.sample.questions[one.number]
+        draw = random.Random(f"{plan.seed} {one.sample.task} {one.sample.index} {one.number}")
+        prediction = " ".join("".join(draw.choice("0123456789abcdef") for _ in range(7)) for _ in range(4))
+        line = _line(plan, task, one.sample, setting, Cell("none", "random-answer", 1.0), one.number, model)
+        line |= {"score": task.score(prediction, question), "prediction": prediction, "answers": list(question.answers)}
+        lines.append(line | {"kept_entries": 0, "full_entries": 0, "kept_bytes": 0, "document_tokens": one.survey.n, "seconds": 0.0})
+    return lines
+
+
+def _ask(model: Model, seam: Seam, plan: AccuracyPlan, sample: Sample, setting: Setting, cells: Sequence[Cell]) -> Iterator[Asked]:
+    """Prefill a sample: once for all questions when they are not known, once for each when they are."""
+    document = [*seam.head_ids, *sample.document_ids]
+    if setting == "question-free":
+        surveyed = survey(model, seam, document, [(cell.observer, cell.method) for cell in cells], chunk=plan.chunk, window=plan.window, seed=plan.seed)
+        for number, question in enumerate(sample.questions):
+            yield Asked(sample, number, surveyed, tuple(question_tokens(seam, question)), ())
+        return
+    for number, question in enumerate(sample.questions):
+        whole = [*document, *question_tokens(seam, question)]
+        surveyed = survey(model, seam, whole, [(cell.observer, cell.method) for cell in cells], chunk=plan.chunk, window=plan.window, seed=plan.seed, first=True)
+        assert surveyed.first is not None
+        yield Asked(sample, number, surveyed, (surveyed.first,), (surveyed.first,))
+
+
+def question_tokens(seam: Seam, question: Question) -> list[int]:
+    """What a question adds to the document: its text, the template's text after it, and how the answer begins."""
+    after = seam.encoder.template(seam.pieces.after)
+    return seam.encoder.foreign(question.text) + after + (seam.encoder.foreign(question.answer_prefix) if question.answer_prefix else [])
+
+
+def _keep(surveyed: Survey, cell: Cell, head_tokens: int) -> Tensor:
+    """bool [layers, kv_heads, n] of a cell."""
+    if cell.method == "full":
+        return torch.ones_like(surveyed.everything)
+    if cell.method == "no-document":  # the template's head alone
+        keep = torch.zeros_like(surveyed.everything)
+        keep[..., : max(1, head_tokens)] = True
+        return keep
+    return surveyed.keep(cell.observer, cell.method, cell.budget)
+
+
+def _padded(x: Tensor, n: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, 0, 0, n - x.shape[1]))
