@@ -7,6 +7,7 @@ per family, and no cache object of transformers is ever used: runs hold keys and
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from dropkv.errors import ModelError
 
 NAME = "dropkv"
 RUN = "dropkv_run"
+OUTPUT_NAMES = ("o_proj", "out_proj", "dense", "wo", "c_proj")
 
 # What layers hand to their attention function without changing its mathematics, given that runs place every token themselves.
 HARMLESS = frozenset(
@@ -122,6 +124,45 @@ def layer_list(network: nn.Module) -> tuple[nn.Module, str, nn.ModuleList]:
     raise ModelError(
         f"{type(network).__name__} has no list of decoder layers, so it cannot be prefilled layer by layer: use another model"
     )
+
+
+def output_projection(network: nn.Module, layer: int, width: int) -> Tensor:
+    """The weight [model dim, width] of the linear module that ends a layer's attention; width is query heads * d_v.
+
+    Raises ModelError when there is no such module under any name that families use.
+    """
+    _, _, layers = layer_list(network)
+    block = layers[layer]
+    inner = block.inner if isinstance(block, SlicedLayer) else block
+    for module in inner.modules():
+        if getattr(module, "layer_idx", None) is None:
+            continue
+        for name in OUTPUT_NAMES:
+            weight = getattr(getattr(module, name, None), "weight", None)
+            if isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[1] == width:
+                return weight.detach()
+    raise ModelError(
+        f"layer {layer} of {type(network).__name__} has no output projection that dropkv knows: use a method that does not need it"
+    )
+
+
+def rotation(network: nn.Module, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin, float32 [tokens, r], by which a layer's queries at `positions` int64 [tokens] are rotated.
+
+    Raises ModelError when the network does not keep its rotary embeddings where families do.
+    """
+    rotary = getattr(decoder_of(network), "rotary_emb", None)
+    if not callable(rotary):
+        raise ModelError(
+            f"{type(network).__name__} keeps its rotary embeddings where dropkv does not find them: use another method"
+        )
+    config: Any = network.config
+    like = torch.zeros(1, device=positions.device)
+    given: dict[str, Any] = {}
+    if "layer_type" in inspect.signature(rotary.forward).parameters:
+        given["layer_type"] = config.layer_types[layer]
+    cos, sin = rotary(like, positions.unsqueeze(0), **given)
+    return cos[0].float(), sin[0].float()
 
 
 class SlicedLayer(nn.Module):

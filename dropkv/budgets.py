@@ -1,7 +1,8 @@
 """Budgets: how many entries are kept, which ones, and in which order they stand in a file (METHODS section 3).
 
 Order inside a head: the forced entries first (newest first), then by pooled score, ties by unpooled score, then the earlier position.
-Under both rules here the kept sets are nested in the budget, so every entry has one `admit`: the smallest kept count whose set holds it.
+Under the rules here the kept sets are nested in the budget, so every entry has one `admit`: the smallest kept count whose set holds it.
+Rules that share entries among layers are in layer_budgets.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from dropkv.errors import BudgetError, UsageError
 
-RULES = ("uniform", "head-adaptive")
+RULES = ("uniform", "head-adaptive", "model-wide")
+ADMIT_ELEMENTS = 1 << 24  # of one part of the count of better entries, 128 MiB
 ROUNDING = 1e-9  # a fraction such as 0.29 * 100 must not floor one entry low
 
 
@@ -79,11 +81,13 @@ def select(
     """The kept entries of a layer in file order, for scores [kv_heads, n]. Arguments as in `kept`.
 
     uniform: the first `count` of every head. head-adaptive: every head keeps its first max(forced, floor(alpha * count)), the remaining
-    places of kv_heads * count go to the layer's best scores (the rule of NVIDIA/kvpress for AdaKV, arXiv 2407.11550). Raises UsageError
-    for an unknown rule.
+    places of kv_heads * count go to the layer's best scores (the rule of NVIDIA/kvpress for AdaKV, arXiv 2407.11550). model-wide: the
+    same with alpha 0; the rows are the heads of all layers, the lower layer first. Raises UsageError for an unknown rule.
     """
     if rule not in RULES:
         raise UsageError(f"unknown budget rule {rule!r}: use one of {', '.join(RULES)}")
+    if rule == "model-wide":
+        alpha = 0.0
     heads, n = scores.shape
     always = (
         forced_positions(n, 0, forced)
@@ -163,11 +167,22 @@ def adaptive_admit(ranks: Tensor, inside: Tensor, count: int, forced: int, alpha
     """admit int64 [entries] of the entries marked by `inside` [heads, n], in that order: the smallest count whose kept set holds each.
 
     At a count c an entry of in-head rank r is kept if r < floor(c), or if fewer than heads * (c - floor(c)) entries outside the floors rank
-    before it. Kept sets are nested, so the smallest c is found by bisection for all entries at once.
+    before it. Kept sets are nested, so the smallest c is found by bisection for all entries at once. Ranks of entries outside the set at
+    `count` do not matter: where one of them ranks before a kept entry, so do as many kept ones as there are places.
     """
     heads, n = ranks.shape
     in_head = torch.arange(n, device=ranks.device).expand(heads, n)[inside]
     mine = ranks[inside].contiguous()
+    size = max(1, ADMIT_ELEMENTS // heads)
+    parts = [
+        _admit(ranks, part, place, count, forced, alpha)
+        for part, place in zip(torch.split(mine, size), torch.split(in_head, size), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _admit(ranks: Tensor, mine: Tensor, in_head: Tensor, count: int, forced: int, alpha: float) -> Tensor:
+    heads = len(ranks)
     before = torch.stack(
         [torch.searchsorted(row.contiguous(), mine) for row in ranks]
     )  # [heads, entries] better entries of each head
@@ -181,3 +196,58 @@ def adaptive_admit(ranks: Tensor, inside: Tensor, count: int, forced: int, alpha
         high = torch.where(holds, middle, high)
         low = torch.where(holds, low, middle + 1)
     return high
+
+
+def recent_half(scores: Tensor, count: int) -> Kept:
+    """The kept entries of a layer in file order when the newest half, rounded up, is kept whatever its score (H2O); scores [kv_heads, n].
+
+    With every odd count the next newest entry is admitted, with every even one the best that is left; where the next newest one is in
+    already, the best comes in its place. So every count's set is the one that this count alone would give.
+    """
+    heads, n = scores.shape
+    count = max(1, min(count, n))
+    chosen = []
+    for best in torch.sort(scores, dim=1, descending=True, stable=True).indices.tolist():
+        taken: set[int] = set()
+        order = []
+        ranked = iter(best)
+        for number in range(1, count + 1):
+            entry = n - (number + 1) // 2
+            if number % 2 == 0 or entry in taken:
+                entry = next(position for position in ranked if position not in taken)
+            taken.add(entry)
+            order.append(entry)
+        chosen.append(order)
+    positions = torch.tensor(chosen, device=scores.device)
+    admit = torch.arange(1, count + 1, device=scores.device).repeat(heads)
+    return Kept(positions.reshape(-1), admit, torch.full((heads,), count, device=scores.device))
+
+
+def two_stages(
+    pooled: Tensor,
+    second: Tensor,
+    count: int,
+    *,
+    forced: Sequence[int],
+    rule: str = "uniform",
+    alpha: float = 0.2,
+    unpooled: Tensor | None = None,
+) -> Kept:
+    """The kept entries of a layer when half of each head's budget goes by `pooled` and the rest by `second`, both [kv_heads, n] (CriticalKV).
+
+    A head's budget b is what `rule` gives it for `pooled`; the first stage takes the forced entries and up to floor(b / 2) in all. Not
+    nested in the budget: admit is the entry's place in its head's order, at most `count`.
+    """
+    base = select(pooled, count, forced=forced, rule=rule, alpha=alpha, unpooled=unpooled)
+    heads, n = pooled.shape
+    always = sorted({p for p in forced if p < n}, reverse=True)
+    order = head_order(pooled, always, unpooled)
+    line = torch.arange(n, device=pooled.device).expand(heads, n)
+    place = torch.empty_like(order).scatter_(1, order, line)
+    counts = base.counts.unsqueeze(1)
+    first = place < torch.maximum(counts // 2, torch.tensor(len(always), device=pooled.device)).minimum(counts)
+    level = torch.where(first, torch.inf, second.double())
+    tie = torch.where(first, -place.double(), (pooled if unpooled is None else unpooled).double())
+    order = head_order(level, (), tie)
+    inside = line < counts
+    return Kept(order[inside], (line + 1).clamp(max=count)[inside], base.counts)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dropkv import methods
 from dropkv._version import __version__
-from dropkv.budgets import check_forced, forced_positions, kept_count
+from dropkv.budgets import check_forced, kept_count
 from dropkv.cache import Prefix
 from dropkv.documents import Document
-from dropkv.errors import DocumentError
+from dropkv.errors import DocumentError, UsageError
 from dropkv.generate import Session
 from dropkv.identity import describe
 from dropkv.memory import read_peak, start_peak
@@ -117,7 +117,7 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
         ids = ids[:limit]
         observation = observe(settings, seam, ids, len(head))
     method = resolve_method(settings, len(head))
-    forced = len(forced_positions(len(ids), method.forced_first, method.forced_last))
+    forced = len(method.forced(len(ids)))
     if method.keeps_all:
         kept = len(ids)
     else:
@@ -130,13 +130,18 @@ def _too_long(document: Document, tokens: int, limit: int, model: Model, setting
     place = f"{document.name}: {tokens} tokens, {model.id} has {model.max_positions} positions"
     if settings.observe == "replay":
         return f"{place} and replay takes {model.max_positions - limit} of them: at most {limit} fit, use --truncate, a smaller --chunk, or split it"
+    if settings.observe != "tail":
+        return f"{place} and the longest question takes {model.max_positions - limit} of them: at most {limit} fit, use --truncate or split it"
     return f"{place}: at most {limit} fit with room for a question, use --truncate or split it"
 
 
 def resolve_method(settings: CompressSettings, head_tokens: int) -> Method:
-    """The method as observer and options leave it. Raises UsageError for an unknown one."""
+    """The method as observer and options leave it (METHODS, "What an observer changes"). Raises UsageError for an unknown one."""
     method = methods.get(settings.method)
-    if settings.observe == "replay":
+    kind = settings.observe.partition(":")[0]
+    if "replay" in method.needs and kind != "replay":
+        raise UsageError(f"method {method.name} observes with replays alone: use --observe replay")
+    if kind in ("replay", "questions"):
         method = method.under_replay(head_tokens)
     if settings.pool is not None:
         method = replace(method, pool=Pool(method.pool.kind if method.pool else "max", settings.pool))
@@ -225,11 +230,11 @@ def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefil
         budget=BudgetInfo(
             asked=settings.budget,
             kept=planned.kept,
-            rule=method.rule,
-            alpha=method.alpha if method.rule == "head-adaptive" else None,
+            rule=method.rule + (", two stages" if method.two_stages else ", newest half" if method.recent_half else ""),
+            alpha=method.alpha if method.rule in ("head-adaptive", "model-wide") else None,
             forced_first=method.forced_first,
             forced_last=method.forced_last,
-            nested=True,
+            nested=method.nested,
         ),
         layers=layers,
         dtype=str(model.dtype).removeprefix("torch."),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dropkv.errors import BudgetError, UsageError
 
-OBSERVERS = ("replay", "tail")
+OBSERVERS = ("replay", "tail", "question:TEXT", "questions:FILE")
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class CompressSettings:
     """How one document is compressed.
 
     budget: a float in (0, 1] is a fraction of the document's tokens, an int >= 1 the entries kept per KV head.
-    window: observation queries of the tail observer. chunk: tokens of the document that one replay repeats.
+    observe: replay, tail, question:TEXT (the one that will be asked) or questions:FILE (one a line). window: observation queries of tail and
+    question. chunk: tokens of the document that one replay repeats.
     pool: size of the pooling kernel in tokens (odd, 1 = none), None = what method and observer say. alpha: share of the budget that the
     head-adaptive rule gives to every head alike, None = the method's own.
     keep_tokens: store the document's token ids in the file. truncate: cut a document that does not fit instead of refusing it.
@@ -36,7 +37,8 @@ class CompressSettings:
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
-        if self.observe not in OBSERVERS:
+        kind, _, rest = self.observe.partition(":")
+        if self.observe not in ("replay", "tail") and not (kind in ("question", "questions") and rest.strip()):
             raise UsageError(f"unknown observer {self.observe!r}: use one of {', '.join(OBSERVERS)}")
         if self.window < 1:
             raise UsageError(f"a window of {self.window} queries observes nothing: use --window 1 or more")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dropkv.errors import DropkvError, UsageError
-from dropkv.settings import OBSERVERS, CompressSettings
-from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, json_option, method_names
+from dropkv.method_names import method_files
+from dropkv.settings import CompressSettings
+from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, json_option
 from dropkv_cli.output import complain, json_line, say, size
 from dropkv_cli.progress import progress_bar, waiting
 from dropkv_cli.targets import Target, check_target, plan_targets
@@ -63,14 +64,15 @@ class Job:
     default=DEFAULTS.method,
     show_default=True,
     metavar="NAME",
-    help=f"How entries are chosen: {', '.join(method_names())}.",
+    help=f"How entries are chosen: {', '.join(sorted(method_files()))}.",
 )
 @click.option(
     "--observe",
-    type=click.Choice(OBSERVERS),
     default=DEFAULTS.observe,
     show_default=True,
-    help="Where observation queries come from: the document repeated chunk by chunk, or its last tokens.",
+    metavar="WHAT",
+    help="Where observation queries come from: replay, the document repeated chunk by chunk; tail, its last tokens; "
+    "question:TEXT, the one question that will be asked; questions:FILE, a line for each sample question or description.",
 )
 @click.option(
     "--system",

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-import dropkv
 from dropkv.errors import BudgetError
 from dropkv.settings import check_budget
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEFAULT_MODEL = "smollm2-135m"
-METHODS = Path(dropkv.__file__).with_name("methods")
 
 
 def budget(text: object) -> float | int:
@@ -76,8 +73,3 @@ def json_option(command: Command) -> Command:
 def flag(*names: str, help: str) -> Callable[[Command], Command]:
     """An option without a value, off unless it is given; the help says so, which click leaves out for flags."""
     return click.option(*names, is_flag=True, show_default="off", help=help)
-
-
-def method_names() -> list[str]:
-    """The methods, which are the files of that folder; importing them would import torch, too slow for `--help`."""
-    return sorted(path.stem for path in METHODS.glob("*.py") if not path.stem.startswith("_"))

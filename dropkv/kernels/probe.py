@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from dropkv.kernels.score import Attended, Observed, Window
+
+Scores = TypeVar("Scores")
 
 
 def probe_attention(
@@ -17,14 +21,17 @@ def probe_attention(
     *,
     scale: float,
     columns: int,
-    score: Callable[[Observed], Tensor] | None,
+    score: Callable[[Observed], Scores] | None,
     softcap: float | None = None,
     positions: Tensor | None = None,
     reach: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention outputs [heads, m, d_v] of a probe, and score(queries) [kv_heads, columns] of the first `columns` keys.
+    observing: int | None = None,
+    roots: Tensor | None = None,
+) -> tuple[Tensor, Scores | None]:
+    """Attention outputs [heads, m, d_v] of a probe, and score(queries) of the first `columns` keys.
 
-    q [heads, m, d]; k [kv_heads, n, d], v [kv_heads, n, d_v], the probe's own keys last. softcap, positions and reach as in `Window`.
+    q [heads, m, d]; k [kv_heads, n, d], v [kv_heads, n, d_v], the probe's own keys last. softcap, positions, reach and roots as in
+    `Window`. observing: only so many of the last queries observe.
     PyTorch's fused attention gives outputs and log-sum-exps where it can; elsewhere the exact window does both.
     """
     heads, m, _ = q.shape
@@ -35,14 +42,19 @@ def probe_attention(
         fused = _fused_on_cpu(q, k, v, scale)
     if fused is not None:
         outputs, log_sum_exp = (part.view(kv_heads, heads // kv_heads, m, *part.shape[2:]) for part in fused)
-        seen: Observed = Attended(grouped, k[:, :columns], v[:, :columns], scale, outputs, log_sum_exp)
+        last = slice(0 if observing is None else max(0, m - observing), m)
+        own = (grouped[:, :, last], k[:, :columns], v[:, :columns], scale, outputs[:, :, last], log_sum_exp[:, :, last])
+        seen: Observed = Attended(*own, roots)
         return outputs.reshape(heads, m, -1).to(q.dtype), None if score is None else score(seen)
     outputs = q.new_empty(
         (kv_heads, heads // kv_heads, m, v.shape[-1]), dtype=torch.promote_types(q.dtype, torch.float32)
     )
-    window = Window(grouped, k, v, scale, softcap, columns, positions, reach, outputs)
+    window = Window(grouped, k, v, scale, softcap, columns, positions, reach, outputs, roots)
     if score is None:
         return window.attend().reshape(heads, m, -1).to(q.dtype), None
+    if observing is not None and observing < m:
+        outputs = window.attend()
+        window = replace(window, q=grouped[:, :, m - observing :], outputs=None)
     scores = score(window)
     return outputs.reshape(heads, m, -1).to(q.dtype), scores
 

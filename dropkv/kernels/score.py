@@ -6,12 +6,28 @@ The computation is float32 (float64 for float64 inputs), whatever the model's dt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from dropkv.kernels.reduce import MAX_MAX, SUM_MEAN, Reduction, Running, over_group
+
+__all__ = [
+    "MAX_MAX",
+    "SUM_MEAN",
+    "Attended",
+    "Block",
+    "Job",
+    "Keys",
+    "Observed",
+    "Reduction",
+    "Window",
+    "score_blocks",
+    "score_jobs",
+]
 
 EPS = 1e-6  # METHODS: p / (1 - p + eps)
 BLOCK_ELEMENTS = (
@@ -20,38 +36,39 @@ BLOCK_ELEMENTS = (
 
 LOUD = 0.75  # up to here float32 loses no more than two digits of 1 - p and of a - v
 
-Reduce = Literal["sum", "max", "mean"]
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """How the contributions of all queries of a KV head become one score per key: first over queries, then over the group's heads."""
-
-    queries: Reduce
-    group: Reduce
-
-
-SUM_MEAN = Reduction("sum", "mean")
-MAX_MAX = Reduction("max", "max")
-
 
 @dataclass(frozen=True)
 class Keys:
-    """The scored keys' values of one KV head, prepared once for all blocks: values [c, d_v], and [c, d_v + 2] with ||v||^2 and 1 beside them."""
+    """The scored keys' values of one KV head, prepared once for all blocks: values [c, d_v], and [c, d_v + 2] with ||v||^2 and 1 beside them.
+
+    roots [G, d_v, d_v] and projected [G, c, d_v + 2]: the same for v R_h, where lengths after the output projection are asked.
+    """
 
     values: Tensor
     extended: Tensor
+    roots: Tensor | None = None
+    projected: Tensor | None = None
 
     @classmethod
-    def of(cls, values: Tensor) -> Keys:
+    def of(cls, values: Tensor, roots: Tensor | None = None) -> Keys:
         """Prepare values [c, d_v]."""
         return cls(
-            values, torch.cat([values, values.square().sum(-1, keepdim=True), torch.ones_like(values[:, :1])], 1)
+            values,
+            _extended(values),
+            roots,
+            None if roots is None else torch.stack([_extended(values @ root) for root in roots]),
         )
 
     def first(self, count: int) -> Keys:
         """Only the first `count` keys."""
-        return self if count == len(self.values) else Keys(self.values[:count], self.extended[:count])
+        if count == len(self.values):
+            return self
+        projected = None if self.projected is None else self.projected[:, :count]
+        return Keys(self.values[:count], self.extended[:count], self.roots, projected)
+
+
+def _extended(x: Tensor) -> Tensor:
+    return torch.cat([x, x.square().sum(-1, keepdim=True), torch.ones_like(x[:, :1])], 1)
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,7 @@ class Block:
 
     weights [rows, c] are exp(logit - the row's largest), total [rows, 1] their sum over ALL visible keys, so p = weights / total; output
     [rows, d_v] is a_t over all visible keys. Where one key has p > LOUD, at most one per row, 1 - p and a - v cancel, so those are given
-    apart: `loud` is (row, column) of each such key that is scored, with its odds p / (1 - p + eps) and its squared distance ||a - v||^2,
+    apart: `loud` is (row, column) of each such key that is scored, with its odds p / (1 - p + eps) and its residual a - v [., d_v],
     computed from the sum over all OTHER keys.
     """
 
@@ -70,7 +87,7 @@ class Block:
     output: Tensor
     loud: tuple[Tensor, Tensor]
     loud_odds: Tensor
-    loud_distance: Tensor
+    loud_residual: Tensor
 
     def probability(self) -> Tensor:
         """p [rows, c]."""
@@ -85,11 +102,33 @@ class Block:
 
     def squared_distance(self) -> Tensor:
         """||a - v||^2 [rows, c], as one matrix product from ||v||^2 - 2<a, v> + ||a||^2; rounding can leave a small one below zero."""
-        a = self.output
-        left = torch.cat([a * -2, torch.ones_like(a[:, :1]), a.square().sum(-1, keepdim=True)], dim=1)
-        distance = torch.matmul(left, self.keys.extended.T)
-        distance[self.loud] = self.loud_distance
+        distance = torch.matmul(_against(self.output), self.keys.extended.T)
+        distance[self.loud] = self.loud_residual.square().sum(-1)
         return distance
+
+    def squared_distance_projected(self) -> Tensor:
+        """||(a - v) W_h||_2^2 [rows, c], each query head after its own slice of the output projection."""
+        roots, projected = self.keys.roots, self.keys.projected
+        assert roots is not None and projected is not None
+        row, column = self.loud
+        group, each = len(roots), len(self.output) // len(roots)
+        outputs = self.output.view(group, each, -1)
+        distance = torch.cat(
+            [torch.matmul(_against(outputs[h] @ roots[h]), projected[h].T) for h in range(group)]
+        )  # heads one after another, as the rows are
+        for h in range(group):
+            own = row // each == h
+            distance[row[own], column[own]] = (self.loud_residual[own] @ roots[h]).square().sum(-1)
+        return distance
+
+    def inner(self) -> Tensor:
+        """<a, v> [rows, c]."""
+        return torch.matmul(self.output, self.keys.values.T)
+
+
+def _against(a: Tensor) -> Tensor:
+    """The left side of a product with `Keys.extended` that makes squared distances: [rows, d_v] -> [rows, d_v + 2]."""
+    return torch.cat([a * -2, torch.ones_like(a[:, :1]), a.square().sum(-1, keepdim=True)], dim=1)
 
 
 Contribution = Callable[[Block], Tensor]
@@ -109,32 +148,46 @@ class Observed(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Job:
+    """One kind of score: contribution(block) [rows, columns], one number per query head, query and key, reduced as `reduction` says.
+
+    finish: applied to the [kv_heads, G, columns] left by the reduction over queries, for what belongs to whole query heads.
+    """
+
+    contribution: Contribution
+    reduction: Reduction = SUM_MEAN
+    finish: Finish | None = None
+
+
 def score_blocks(
     observed: Observed, contribution: Contribution, reduction: Reduction = SUM_MEAN, finish: Finish | None = None
 ) -> Tensor:
-    """Scores float32 [kv_heads, columns].
+    """Scores float32 [kv_heads, columns] of one job."""
+    return score_jobs(observed, [Job(contribution, reduction, finish)])[0]
 
-    contribution(block) gives [rows, columns], one number per query head, query and key; they are reduced as `reduction` says.
-    finish: applied after the reduction over queries, for what is cheaper there (a square root commutes with a maximum).
-    """
+
+def score_jobs(observed: Observed, jobs: Sequence[Job]) -> list[Tensor]:
+    """Scores float32 [kv_heads, columns] of every job; the attention is computed once for all of them."""
     kv_heads, group, m, columns = observed.shape
-    running: list[Tensor] = []
+    done: list[list[Tensor]] = [[] for _ in jobs]
     for head in range(kv_heads):
-        scores: Tensor | None = None
+        running: list[Running] = []
         for start, stop, block in observed.blocks(head):
-            part = contribution(block).view(group, stop - start, -1)
-            if scores is None:
-                scores = part.new_full((group, columns), -torch.inf if reduction.queries == "max" else 0.0)
-            _fold(scores, part, reduction.queries)
-        assert scores is not None
-        running.append(scores)
-    total = torch.stack(running)
-    if reduction.queries == "mean":
-        total /= m
-    total = total.masked_fill(total == -torch.inf, 0)  # keys no query sees
-    if finish is not None:
-        total = finish(total)
-    return _over_group(total, reduction.group).float()
+            if not running:
+                like = block.output
+                running = [Running(job.reduction.queries, group, m, columns, like) for job in jobs]
+            for job, state in zip(jobs, running, strict=True):
+                state.add(job.contribution(block).view(group, stop - start, -1), start)
+        for state, results in zip(running, done, strict=True):
+            results.append(state.result())
+    scores = []
+    for job, results in zip(jobs, done, strict=True):
+        total = torch.stack(results)
+        if job.finish is not None:
+            total = job.finish(total)
+        scores.append(over_group(total, job.reduction.group).float())
+    return scores
 
 
 @dataclass(frozen=True)
@@ -144,6 +197,7 @@ class Window:
     q [kv_heads, G, m, d], k [kv_heads, n, d], v [kv_heads, n, d_v]: the queries belong to the last m keys, query t sees keys up to n - m + t.
     `columns`: only the first so many keys are scored. `positions` int64 [n] and `reach`: on sliding layers a query sees only keys less than
     `reach` positions back. `outputs` [kv_heads, G, m, d_v], if given, receives the attention outputs as the blocks go by.
+    `roots` [kv_heads, G, d_v, d_v]: of the output projection, for scores that measure behind it (kernels/projection.py).
     """
 
     q: Tensor
@@ -155,6 +209,7 @@ class Window:
     positions: Tensor | None = None
     reach: int | None = None
     outputs: Tensor | None = None
+    roots: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -165,7 +220,7 @@ class Window:
         """Attention outputs [kv_heads, G, m, d_v] without any score, in float32 (float64 for float64 inputs)."""
         outputs = self.q.new_empty((*self.q.shape[:3], self.v.shape[-1]), dtype=_wide(self.q))
         for head in range(self.q.shape[0]):
-            for _ in replace(self, columns=0, outputs=outputs).blocks(head):
+            for _ in replace(self, columns=0, outputs=outputs, roots=None).blocks(head):
                 pass
         return outputs
 
@@ -175,7 +230,7 @@ class Window:
         n = self.k.shape[1]
         rows = max(1, min(m, BLOCK_ELEMENTS // max(1, group * n)))
         q, k, v = (part[head].to(_wide(part)) for part in (self.q, self.k, self.v))
-        keys = Keys.of(v[:columns])
+        keys = Keys.of(v[:columns], None if self.roots is None else self.roots[head].to(v.dtype))
         for start in range(0, m, rows):
             stop = min(m, start + rows)
             seen = n - m + stop
@@ -218,7 +273,7 @@ class Window:
         others, own = output.index_select(0, row), v.index_select(0, column)
         output.index_add_(0, row, own).div_(total)
         scored = column < columns
-        distance = ((others - rest * own) / (1 + rest)).square().sum(-1)
+        residual = (others - rest * own) / (1 + rest)
         return Block(
             weights=weights[:, :columns],
             total=total,
@@ -226,7 +281,7 @@ class Window:
             output=output,
             loud=(row[scored], column[scored]),
             loud_odds=(1 / (rest + EPS * (1 + rest))).squeeze(-1)[scored],
-            loud_distance=distance[scored],
+            loud_residual=residual[scored],
         )
 
 
@@ -235,7 +290,7 @@ class Attended:
     """Observation queries whose attention is done: outputs and log-sum-exps are known, so the scored keys are read once and no others.
 
     q [kv_heads, G, m, d]; k [kv_heads, c, d], v [kv_heads, c, d_v] the scored keys, all seen by every query; outputs [kv_heads, G, m, d_v] and
-    log_sum_exp [kv_heads, G, m] over everything the queries see.
+    log_sum_exp [kv_heads, G, m] over everything the queries see; roots as in `Window`.
     """
 
     q: Tensor
@@ -244,6 +299,7 @@ class Attended:
     scale: float
     outputs: Tensor
     log_sum_exp: Tensor
+    roots: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -255,7 +311,7 @@ class Attended:
         _, group, m, columns = self.shape
         rows = max(1, min(m, BLOCK_ELEMENTS // max(1, group * columns)))
         q, k, v, outputs = (part[head].to(_wide(part)) for part in (self.q, self.k, self.v, self.outputs))
-        keys = Keys.of(v)
+        keys = Keys.of(v, None if self.roots is None else self.roots[head].to(v.dtype))
         for start in range(0, m, rows):
             stop = min(m, start + rows)
             output = outputs[:, start:stop].reshape(group * (stop - start), -1)
@@ -271,7 +327,7 @@ class Attended:
                 output=output,
                 loud=(row, column),
                 loud_odds=largest / (1 - largest).clamp_(min=0).add_(EPS),
-                loud_distance=residual.square().sum(-1),
+                loud_residual=residual,
             )
             yield start, stop, block
 
@@ -279,18 +335,3 @@ class Attended:
 def _wide(x: Tensor) -> torch.dtype:
     """What is computed in: float32, or float64 for float64 inputs."""
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _fold(target: Tensor, contribution: Tensor, how: Reduce) -> None:
-    """Take a block's contributions [G, rows, c] into the running scores [G, columns >= c]."""
-    part = target[:, : contribution.shape[-1]]
-    if how == "max":
-        torch.maximum(part, contribution.amax(1), out=part)
-    else:
-        part += contribution.sum(1)
-
-
-def _over_group(scores: Tensor, how: Reduce) -> Tensor:
-    if how == "max":
-        return scores.amax(1)
-    return scores.sum(1) if how == "sum" else scores.mean(1)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import difflib
-import pkgutil
 from importlib import import_module
 
 from torch import Tensor
 
 from dropkv.errors import UsageError
-from dropkv.kernels.score import Window
-from dropkv.methods._base import Method, Pool
+from dropkv.method_names import method_files
+from dropkv.methods._base import Gathered, LayerContext, LayerScores, Method, Pool
+from dropkv.methods._choice import Choice, second_stage
 
-__all__ = ["Method", "Pool", "get", "names", "score"]
+__all__ = ["Choice", "Gathered", "LayerContext", "LayerScores", "Method", "Pool", "get", "names", "score"]
 
 
 def names() -> list[str]:
     """All methods, in alphabetical order."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted(method_files())
 
 
 def get(name: str) -> Method:
     """The method of that name; UsageError with the nearest names for any other."""
-    known = names()
+    files = method_files()
+    known = sorted(files)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
         raise UsageError(f"unknown method {name!r}: did you mean {' or '.join(near)}?")
-    method: Method = import_module(f"{__name__}.{name}").METHOD
+    method: Method = import_module(f"{__name__}.{files[name]}").METHOD
     return method
 
 
@@ -37,10 +38,10 @@ def score(
 
     q [heads, m, d] are the queries of the last m positions; k [kv_heads, n, d], v [kv_heads, n, d_v] the keys and values of all n.
     `wo` is the output projection as nn.Linear stores it [model dim, heads * d_v], for methods that need it. Larger is kept.
+    For criticalkv (and adacriticalkv) it is the score of stage 2, which is made of pooled attention.
     """
-    method = get(name)
-    if method.unobserved is not None:
-        return method.unobserved(k, v, seed).float()
+    method = get(name.removesuffix("_stage2"))
     kv_heads = k.shape[0]
-    window = Window(q.reshape(kv_heads, q.shape[0] // kv_heads, *q.shape[1:]), k, v, scale)
-    return method.scores(window)
+    queries = q.reshape(kv_heads, q.shape[0] // kv_heads, *q.shape[1:])
+    scores = method.layer_scores(LayerContext(k, v, scale, q=queries, wo=wo, seed=seed))
+    return second_stage(method.pooled(scores.raw), scores).float() if method.two_stages else scores.raw

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,42 +10,73 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dropkv.kernels.score import MAX_MAX, SUM_MEAN, Block, Observed, Reduction, score_blocks
+from dropkv.budgets import Kept, forced_positions, kept_count
+from dropkv.kernels.reduce import MAX_MAX, SUM_MEAN, Reduction
+from dropkv.kernels.score import Block, Finish, Job, Observed, score_jobs
+from dropkv.methods._layer import Gathered, LayerContext, LayerScores
 
-Rule = Literal["uniform", "head-adaptive"]
-Unobserved = Callable[[Tensor, Tensor, int], Tensor]
+__all__ = [
+    "MAX_MAX",
+    "SUM_MEAN",
+    "Block",
+    "Gathered",
+    "Job",
+    "LayerContext",
+    "LayerScores",
+    "Method",
+    "Pool",
+    "Reduction",
+]
+
+Rule = Literal["uniform", "head-adaptive", "model-wide", "layer-pyramid", "cake-layers"]
+Need = Literal["output projection", "all queries", "query statistics", "replay"]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Pooling along the keys, stride 1, centred: "max" with nothing outside, "avg" with zeros outside, divided by the whole kernel."""
+    """Pooling along the keys, stride 1, centred: "max" with nothing outside, "avg" with zeros outside, divided by the whole kernel.
 
-    kind: Literal["max", "avg"]
+    "drift" is ReST-KV's average over a window that follows where the queries look; it needs more than scores (see `restkv`) and is, called
+    alone, the average with the edge repeated outside.
+    """
+
+    kind: Literal["max", "avg", "drift"]
     size: int
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Pooled scores, same shape as `scores` [kv_heads, n]."""
         if self.size == 1:
             return scores
+        half = self.size // 2
+        rows = scores.unsqueeze(1)
         if self.kind == "max":
-            return F.max_pool1d(scores.unsqueeze(1), self.size, stride=1, padding=self.size // 2).squeeze(1)
-        return F.avg_pool1d(
-            scores.unsqueeze(1), self.size, stride=1, padding=self.size // 2, count_include_pad=True
-        ).squeeze(1)
+            return F.max_pool1d(rows, self.size, stride=1, padding=half).squeeze(1)
+        if self.kind == "drift":
+            return F.avg_pool1d(F.pad(rows, (half, half), mode="replicate"), self.size, stride=1).squeeze(1)
+        return F.avg_pool1d(rows, self.size, stride=1, padding=half, count_include_pad=True).squeeze(1)
 
 
 @dataclass(frozen=True)
 class Method:
     """One way of choosing what is kept.
 
-    Either `observed` (a contribution per query and key, from attention) or `unobserved` (scores [kv_heads, n] from keys, values and a seed)
-    is set. `power` raises an odds score; `forced_last` newest and `forced_first` oldest entries are kept whatever their score.
+    Either `observed` (a contribution per query and key, from attention) or `unobserved` (scores [kv_heads, n] from the layer alone) is set.
+    `power` raises an odds score; `forced_last` newest and `forced_first` oldest entries are kept whatever their score.
+
+    For methods that are more than a score, each optional:
+    weigh: a factor [kv_heads, G, n] on every query head's score, before the mean over the group.
+    beside: further jobs over the same queries, stored as the parts of LayerScores.beside; or `beside_window`, from the queries themselves.
+    finish: the last step once a layer's queries have all been seen.
+    ranked: scores as the rule sees them, from (method, scores, kept, forced positions); given where they depend on the budget or more than
+    pooling is done.
+    projected: lengths are measured behind the output projection. two_stages: CriticalKV's selection inside a head. recent_half: the newest
+    half of the budget is kept whatever its score. needs: what has to be collected beside keys, values and observation queries.
     """
 
     name: str
     summary: str
     observed: Callable[[Block, int], Tensor] | None = None
-    unobserved: Unobserved | None = None
+    unobserved: Callable[[LayerContext], Tensor] | None = None
     power: int = 1
     reduction: Reduction = SUM_MEAN
     pool: Pool | None = None
@@ -54,32 +85,109 @@ class Method:
     forced_first: int = 0
     forced_last: int = 8
     keeps_all: bool = False
+    weigh: Callable[[LayerContext], Tensor] | None = None
+    beside: tuple[Job, ...] = ()
+    beside_window: Callable[[Observed], Tensor] | None = None
+    finish: Callable[[LayerScores, LayerContext], LayerScores] | None = None
+    ranked: Callable[[Method, LayerScores, int, Sequence[int]], Tensor] | None = None
+    projected: bool = False
+    two_stages: bool = False
+    recent_half: bool = False
+    budget_bound: bool = False
+    needs: frozenset[Need] = frozenset()
+
+    @property
+    def nested(self) -> bool:
+        """Whether a smaller budget keeps a subset of what a larger one keeps."""
+        bound = self.budget_bound or self.two_stages or (self.pool is not None and self.pool.kind == "drift")
+        return not bound and self.rule not in ("layer-pyramid", "cake-layers")
 
     def scores(self, queries: Observed) -> Tensor:
-        """Scores float32 [kv_heads, columns] of observation queries; for methods with `observed`."""
-        observed = self.observed
-        assert observed is not None
-        if observed is odds_times_distance and self.power == 1 and self.reduction.queries == "max":
-            return score_blocks(
-                queries,
-                lambda block: odds_times_distance(block, 2),
-                self.reduction,
-                lambda squares: squares.clamp_(min=0).sqrt_(),
-            )
-        return score_blocks(queries, lambda block: observed(block, self.power), self.reduction)
+        """Scores float32 [kv_heads, columns] of observation queries; for methods with `observed` that need nothing else of the layer."""
+        return score_jobs(queries, [self._job(None)])[0]
+
+    def observe(self, queries: Observed, context: LayerContext, first: int = 0) -> LayerScores:
+        """Scores of the keys that `queries` observe, those of the document from position `first` on."""
+        weigh = None
+        if self.weigh is not None:
+            factor = self.weigh(context)[..., first : first + queries.shape[3]]
+            weigh = factor.mul
+        raw, *beside = score_jobs(queries, [self._job(weigh), *self.beside])
+        if self.beside_window is not None:
+            beside.extend(self.beside_window(queries))
+        return LayerScores(raw, torch.stack(beside) if beside else None)
+
+    def layer_scores(self, context: LayerContext, gathered: LayerScores | None = None) -> LayerScores:
+        """This method's scores of a layer, before pooling, for every budget.
+
+        gathered: what probes observed (`observe`, put together by `Gathered`); without, the window in the context observes.
+        """
+        if self.unobserved is not None:
+            scores = LayerScores(self.unobserved(context).float())
+        elif gathered is not None:
+            scores = gathered
+        elif (
+            context.q is not None and context.q.shape[2] == 0
+        ):  # nothing of the document is observed: all of it is kept anyway
+            raw = context.k.new_zeros(context.k.shape[:2], dtype=torch.float32)
+            parts = len(self.beside) + 2 * (self.beside_window is not None)
+            scores = LayerScores(raw, raw.expand(parts, -1, -1) if parts else None)
+        else:
+            scores = self.observe(context.window(projected=self.projected), context)
+        return scores if self.finish is None else self.finish(scores, context)
+
+    def choose(self, layers: Sequence[LayerScores], budget: float | int) -> list[Kept]:
+        """The kept entries of all layers that have a budget (full attention), from their scores in layer order."""
+        from dropkv.methods._choice import Choice  # which knows methods
+
+        n = layers[0].raw.shape[1]
+        kept = n if self.keeps_all else kept_count(budget, n, len(self.forced(n)))
+        choice = Choice(self, kept, [scores.raw.shape[0] for scores in layers], n)
+        for scores in layers:
+            choice.add(scores)
+        return choice.finish()
+
+    def forced(self, n: int) -> list[int]:
+        """Positions of an n-token document that are kept whatever their score, newest first."""
+        return forced_positions(n, self.forced_first, self.forced_last)
 
     def under_replay(self, head_tokens: int) -> Method:
         """The same score for replayed queries (METHODS, "What an observer changes"): the largest contribution of any query of any head counts,
         unsquared; template head and first 4 tokens and the last 4 are kept. Scores that need no queries stay as they are."""
         if self.observed is None:
             return self
+        inherent = ("last", "mean+200var")  # reductions that are the formula itself
+        queries = self.reduction.queries if self.reduction.queries in inherent else "max"
+        group = self.reduction.group if self.reduction.group == "all heads" else "max"
         return replace(
-            self, power=1, reduction=MAX_MAX, pool=Pool("max", 5), forced_first=max(4, head_tokens), forced_last=4
+            self,
+            power=1,
+            reduction=Reduction(queries, group),
+            pool=self.pool if "replay" in self.needs else Pool("max", 5),
+            forced_first=max(4, head_tokens),
+            forced_last=4,
+            beside_window=None,
         )
 
     def pooled(self, scores: Tensor) -> Tensor:
-        """Scores [kv_heads, n] as the rule sees them."""
+        """Scores [kv_heads, n] after pooling."""
         return scores if self.pool is None else self.pool(scores)
+
+    def comparable(self, scores: LayerScores, kept: int, forced: Sequence[int]) -> Tensor:
+        """Scores [kv_heads, n] as the budget rule sees them."""
+        return self.pooled(scores.raw) if self.ranked is None else self.ranked(self, scores, kept, forced)
+
+    def _job(self, weigh: Finish | None) -> Job:
+        observed, power = self.observed, self.power
+        assert observed is not None
+        if observed is odds_times_distance and power == 1 and self.reduction.queries == "max":
+            # a square root commutes with a maximum, and there are fewer of them afterwards
+            return Job(lambda block: odds_times_distance(block, 2), self.reduction, _root)
+        return Job(lambda block: observed(block, power), self.reduction, weigh)
+
+
+def _root(squares: Tensor) -> Tensor:
+    return squares.clamp_(min=0).sqrt_()
 
 
 def odds_times_distance(block: Block, power: int) -> Tensor:

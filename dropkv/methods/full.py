@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from dropkv.methods._base import Method
+from dropkv.methods._base import LayerContext, Method
 
 
-def scores(k: Tensor, v: Tensor, seed: int) -> Tensor:
+def scores(layer: LayerContext) -> Tensor:
     """[kv_heads, n] zeros: there is nothing to choose."""
-    return k.new_zeros(k.shape[:2]).float()
+    return layer.k.new_zeros(layer.k.shape[:2]).float()
 
 
 METHOD = Method("full", "a control: everything is kept", unobserved=scores, keeps_all=True)

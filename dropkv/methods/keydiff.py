@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from dropkv.methods._base import Method, unit
+from dropkv.methods._base import LayerContext, Method, unit
 
 
-def scores(k: Tensor, v: Tensor, seed: int) -> Tensor:
+def scores(layer: LayerContext) -> Tensor:
     """[kv_heads, n] from k [kv_heads, n, d]."""
-    directions = unit(k)
+    directions = unit(layer.k)
     return -(directions * unit(directions.mean(1, keepdim=True))).sum(-1)
 
 

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from dropkv.methods._base import Method
+from dropkv.methods._base import LayerContext, Method
 
 
-def scores(k: Tensor, v: Tensor, seed: int) -> Tensor:
-    """[kv_heads, n] from k [kv_heads, n, d]."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(k.shape[0], k.shape[1], generator=generator).to(k.device)
+def scores(layer: LayerContext) -> Tensor:
+    """[kv_heads, n] from the layer's seed."""
+    generator = torch.Generator().manual_seed(layer.seed)
+    return torch.rand(layer.k.shape[:2], generator=generator).to(layer.k.device)
 
 
 METHOD = Method("random", "a control: random tokens", unobserved=scores)

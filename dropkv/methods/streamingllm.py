@@ -3,17 +3,16 @@
 import torch
 from torch import Tensor
 
-from dropkv.methods._base import Method
+from dropkv.methods._base import LayerContext, Method
 
 SINKS = 4
 
 
-def scores(k: Tensor, v: Tensor, seed: int) -> Tensor:
-    """[kv_heads, n] from k [kv_heads, n, d]."""
-    n = k.shape[1]
-    line = torch.arange(n, dtype=torch.float32, device=k.device)
-    line[:SINKS] = n + 1
-    return line.expand(k.shape[0], n)
+def scores(layer: LayerContext) -> Tensor:
+    """[kv_heads, n]."""
+    line = torch.arange(layer.n, dtype=torch.float32, device=layer.k.device)
+    line[:SINKS] = layer.n + 1
+    return line.expand(layer.k.shape[0], -1)
 
 
 METHOD = Method("streamingllm", "the first 4 tokens and the latest", unobserved=scores, forced_last=0)

@@ -10,11 +10,13 @@ class Probe:
     """Tokens appended at position n that see some document keys and themselves; their queries observe a part of those keys.
 
     ids: the probe's tokens. scored: the (start, stop) range of document positions they observe. seen: ranges they see besides.
+    observing: only so many of the last tokens observe, None for all.
     """
 
     ids: tuple[int, ...]
     scored: tuple[int, int]
     seen: tuple[tuple[int, int], ...]
+    observing: int | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ from dropkv.methods import get, names, score
 from dropkv.methods._base import odds_times_distance
 from tests.vectors import score_files
 
-SCORED = ("dropkv", "dropkv_replay", "keydiff", "max_probability", "snapkv", "streamingllm")
+SCORED = (
+    "andpro", "cake", "caote", "criticalkv_stage2", "dropkv", "dropkv_replay", "keydiff", "laprox", "max_probability", "restkv", "snapkv",
+    "streamingllm", "tova",
+)  # fmt: skip
 
 
 def per_head_error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -22,7 +25,8 @@ def per_head_error(got: torch.Tensor, want: torch.Tensor) -> float:
 @pytest.mark.parametrize("path", score_files(), ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
 def test_scores_equal_the_vectors(path, name):
     with safe_open(path, "pt") as file:
-        got = score(name, file.get_tensor("q"), file.get_tensor("k"), file.get_tensor("v"), scale=0.25)
+        q, k, v, wo = (file.get_tensor(part) for part in ("q", "k", "v", "wo"))
+        got = score(name, q, k, v, scale=0.25, wo=wo)
         assert got.dtype == torch.float32
         assert per_head_error(got, file.get_tensor(f"score.{name}")) < 1e-5  # hot heads too, where 1e-4 would do
 
