@@ -32,35 +32,84 @@ def _list_option(*flags: str, default: Sequence[object], help: str) -> Callable[
 
 @command.command("accuracy")
 @click.argument("plan", metavar="[PLAN.toml]", required=False)
-@click.option("-o", "--output", required=True, metavar="FOLDER", help="Folder of the result lines; a run goes on where the last one stopped.")
-@_list_option("--tasks", default=DEFAULTS.tasks, help="Tasks, or `all-ruler`, `all-needle`; `dropkv bench tasks` lists them.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="FOLDER",
+    help="Folder of the result lines; a run goes on where the last one stopped.",
+)
+@_list_option(
+    "--tasks", default=DEFAULTS.tasks, help="Tasks, or `all-ruler`, `all-needle`; `dropkv bench tasks` lists them."
+)
 @_list_option("--lengths", default=DEFAULTS.lengths, help="Document tokens, template head included.")
-@_list_option("--methods", default=DEFAULTS.methods, help="Methods and the controls full, random, no-document, random-answer.")
+@_list_option(
+    "--methods", default=DEFAULTS.methods, help="Methods and the controls full, random, no-document, random-answer."
+)
 @_list_option("--budgets", default=DEFAULTS.budgets, help="Shares of the tokens that are kept.")
 @_list_option("--observers", default=DEFAULTS.observers, help="Observers of the question-free setting.")
-@_list_option("--settings", default=DEFAULTS.settings, help=f"{' or '.join(SETTINGS)}: whether the question is known when compressing.")
-@click.option("--samples", type=int, default=None, show_default=str(DEFAULTS.samples), metavar="N", help="Documents of each task and length.")
-@click.option("--seed", type=int, default=None, show_default=str(DEFAULTS.seed), metavar="N", help="Seed of the documents.")
-@click.option("--batch", type=int, default=None, show_default=str(DEFAULTS.batch), metavar="N", help="Documents answered at once.")
-@click.option("--essay", default=None, show_default="none", metavar="FILE", help="A text for the tasks that hide needles in prose.")
-@click.option("--data", default=None, show_default="none", metavar="FOLDER", help="Files of the tasks that cannot be generated.")
-@click.option("--model", default=None, show_default=DEFAULT_MODEL, metavar="MODEL", help="Alias, Hub id or local folder.")
+@_list_option(
+    "--settings",
+    default=DEFAULTS.settings,
+    help=f"{' or '.join(SETTINGS)}: whether the question is known when compressing.",
+)
+@click.option(
+    "--samples",
+    type=int,
+    default=None,
+    show_default=str(DEFAULTS.samples),
+    metavar="N",
+    help="Documents of each task and length.",
+)
+@click.option(
+    "--seed", type=int, default=None, show_default=str(DEFAULTS.seed), metavar="N", help="Seed of the documents."
+)
+@click.option(
+    "--batch", type=int, default=None, show_default=str(DEFAULTS.batch), metavar="N", help="Documents answered at once."
+)
+@click.option(
+    "--essay",
+    default=None,
+    show_default="none",
+    metavar="FILE",
+    help="A text for the tasks that hide needles in prose.",
+)
+@click.option(
+    "--data", default=None, show_default="none", metavar="FOLDER", help="Files of the tasks that cannot be generated."
+)
+@click.option(
+    "--model", default=None, show_default=DEFAULT_MODEL, metavar="MODEL", help="Alias, Hub id or local folder."
+)
 @device_options
 @json_option
-def accuracy(plan: str | None, output: str, model: str | None, dtype: str, device: str, revision: str | None, as_json: bool, **given: Any) -> None:
+def accuracy(
+    plan: str | None,
+    output: str,
+    model: str | None,
+    dtype: str,
+    device: str,
+    revision: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Ask every method at every budget the same questions, and keep one line per answer in FOLDER.
 
     What to run comes from the options, or from a TOML file whose keys are their names. `dropkv bench report FOLDER` makes a page of it.
     """
     from dropkv.bench.plan import make_plan, read_plan
-    from dropkv.bench.tasks import expand
 
-    values = {name: names(value) if isinstance(value, str) and name not in ("essay", "data") else value for name, value in given.items()}
+    values = {
+        name: names(value) if isinstance(value, str) and name not in ("essay", "data") else value
+        for name, value in given.items()
+    }
     values["lengths"] = None if values["lengths"] is None else tuple(_whole(part) for part in values["lengths"])
     values["budgets"] = None if values["budgets"] is None else tuple(float(budget(part)) for part in values["budgets"])
-    values["tasks"] = None if values["tasks"] is None else expand(values["tasks"])
     values["model"] = model
-    chosen = read_plan(plan, **values) if plan else make_plan(**{name: value for name, value in values.items() if value is not None})
+    chosen = (
+        read_plan(plan, **values)
+        if plan
+        else make_plan(**{name: value for name, value in values.items() if value is not None})
+    )
     chosen.check_methods()
     from dropkv.bench.results import Results
 
@@ -90,7 +139,7 @@ def _whole(text: str) -> int:
 
 @command.command("tasks")
 def tasks() -> None:
-    """List the tasks."""
-    from dropkv.bench.tasks import describe
+    """List the tasks, one a line."""
+    from dropkv.bench.tasks import names as task_names
 
-    result("\n".join(f"{name:18} {label:14} {what}" for name, label, what in describe()))
+    result("\n".join(task_names()))

@@ -17,7 +17,7 @@ from dropkv.errors import DropkvError
 from dropkv_cli.output import complain, safe_streams
 from formats.errors import FormatError
 
-VERBS = ("compress", "query", "info", "verify", "models")
+VERBS = ("compress", "query", "info", "verify", "models", "bench")
 INTERRUPTED = 130
 
 

@@ -61,7 +61,9 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note)
     seam = Seam.of(model.tokenizer, name=model.id)
     for length in plan.lengths:
         if length > model.max_positions - 128:
-            raise UsageError(f"length {length} leaves no room to answer: {model.id} has {model.max_positions} positions, use --length {model.max_positions - 128} or less")
+            raise UsageError(
+                f"length {length} leaves no room to answer: {model.id} has {model.max_positions} positions, use --length {model.max_positions - 128} or less"
+            )
     for name in plan.tasks:
         try:
             task = get_task(name, data=plan.data, essay=plan.essay)
@@ -76,7 +78,14 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note)
 
 
 def _run_task(
-    model: Model, seam: Seam, plan: AccuracyPlan, task: Task, length: int, setting: Setting, results: Results, note: Note
+    model: Model,
+    seam: Seam,
+    plan: AccuracyPlan,
+    task: Task,
+    length: int,
+    setting: Setting,
+    results: Results,
+    note: Note,
 ) -> None:
     cells = cells_of(plan, setting)
     started = time.perf_counter()
@@ -103,7 +112,9 @@ def _groups(samples: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
         yield group
 
 
-def _line(plan: AccuracyPlan, task: Task, sample: Sample, setting: Setting, cell: Cell, question: int, model: Model) -> Line:
+def _line(
+    plan: AccuracyPlan, task: Task, sample: Sample, setting: Setting, cell: Cell, question: int, model: Model
+) -> Line:
     return {
         "model": model.id,
         "task": task.name,
@@ -120,7 +131,13 @@ def _line(plan: AccuracyPlan, task: Task, sample: Sample, setting: Setting, cell
 
 
 def _missing(
-    plan: AccuracyPlan, task: Task, sample: Sample, setting: Setting, cells: Sequence[Cell], results: Results, model: Model
+    plan: AccuracyPlan,
+    task: Task,
+    sample: Sample,
+    setting: Setting,
+    cells: Sequence[Cell],
+    results: Results,
+    model: Model,
 ) -> bool:
     return any(
         key_of(_line(plan, task, sample, setting, cell, number, model)) not in results.done
@@ -138,10 +155,17 @@ class Asked:
     survey: Survey
     tokens: tuple[int, ...]
     given: tuple[int, ...]  # what of the answer the prefill has already chosen
+    over: bool = False  # the prefill has chosen to say nothing
 
 
 def _answer(
-    model: Model, seam: Seam, plan: AccuracyPlan, task: Task, samples: Sequence[Sample], setting: Setting, cells: Sequence[Cell]
+    model: Model,
+    seam: Seam,
+    plan: AccuracyPlan,
+    task: Task,
+    samples: Sequence[Sample],
+    setting: Setting,
+    cells: Sequence[Cell],
 ) -> list[Line]:
     """All lines of some documents of one length."""
     started = time.perf_counter()
@@ -154,8 +178,14 @@ def _answer(
         part = asked[begin : begin + per_batch]
         keeps = [{cell: _keep(one.survey, cell, len(seam.head_ids)) for cell in computed} for one in part]
         longest = max(one.survey.n for one in part)
-        keys = [torch.stack([_padded(one.survey.keys[layer], longest) for one in part]) for layer in range(len(model.geometry))]
-        values = [torch.stack([_padded(one.survey.values[layer], longest) for one in part]) for layer in range(len(model.geometry))]
+        keys = [
+            torch.stack([_padded(one.survey.keys[layer], longest) for one in part])
+            for layer in range(len(model.geometry))
+        ]
+        values = [
+            torch.stack([_padded(one.survey.values[layer], longest) for one in part])
+            for layer in range(len(model.geometry))
+        ]
         rows, starts = [], []
         for place, (one, keep) in enumerate(zip(part, keeps, strict=True)):
             for cell in computed:
@@ -166,7 +196,7 @@ def _answer(
         for one, keep in zip(part, keeps, strict=True):
             question = one.sample.questions[one.number]
             for cell in computed:
-                tokens = [*one.given, *next(answers)][: question.max_new_tokens]
+                tokens = [*one.given, *next(answers)][: 0 if one.over else question.max_new_tokens]
                 prediction = model.tokenizer.decode(tokens, skip_special_tokens=True)
                 line = _line(plan, task, one.sample, setting, cell, one.number, model)
                 kept = int(keep[cell].sum())
@@ -191,7 +221,9 @@ def _answer(
     return lines
 
 
-def _random_answers(model: Model, plan: AccuracyPlan, task: Task, asked: Sequence[Asked], setting: Setting) -> list[Line]:
+def _random_answers(
+    model: Model, plan: AccuracyPlan, task: Task, asked: Sequence[Asked], setting: Setting
+) -> list[Line]:
     """A control without a model: digits and letters drawn at random must score 0."""
     lines = []
     for one in asked:
@@ -200,29 +232,62 @@ def _random_answers(model: Model, plan: AccuracyPlan, task: Task, asked: Sequenc
         prediction = " ".join("".join(draw.choice("0123456789abcdef") for _ in range(7)) for _ in range(4))
         line = _line(plan, task, one.sample, setting, Cell("none", "random-answer", 1.0), one.number, model)
         line |= {"score": task.score(prediction, question), "prediction": prediction, "answers": list(question.answers)}
-        lines.append(line | {"kept_entries": 0, "full_entries": 0, "kept_bytes": 0, "document_tokens": one.survey.n, "seconds": 0.0})
+        lines.append(
+            line
+            | {"kept_entries": 0, "full_entries": 0, "kept_bytes": 0, "document_tokens": one.survey.n, "seconds": 0.0}
+        )
     return lines
 
 
-def _ask(model: Model, seam: Seam, plan: AccuracyPlan, sample: Sample, setting: Setting, cells: Sequence[Cell]) -> Iterator[Asked]:
+def _ask(
+    model: Model, seam: Seam, plan: AccuracyPlan, sample: Sample, setting: Setting, cells: Sequence[Cell]
+) -> Iterator[Asked]:
     """Prefill a sample: once for all questions when they are not known, once for each when they are."""
+    head = len(seam.head_ids)
     document = [*seam.head_ids, *sample.document_ids]
+    wanted = [(cell.observer, cell.method) for cell in cells]
+
+    def prefill(ids: Sequence[int]) -> Survey:
+        return survey(
+            model,
+            seam,
+            ids,
+            wanted,
+            head_tokens=head,
+            chunk=plan.chunk,
+            window=plan.window,
+            seed=plan.seed + sample.index,
+        )
+
     if setting == "question-free":
-        surveyed = survey(model, seam, document, [(cell.observer, cell.method) for cell in cells], chunk=plan.chunk, window=plan.window, seed=plan.seed)
+        surveyed = prefill(document)
         for number, question in enumerate(sample.questions):
             yield Asked(sample, number, surveyed, tuple(question_tokens(seam, question)), ())
         return
     for number, question in enumerate(sample.questions):
         whole = [*document, *question_tokens(seam, question)]
-        surveyed = survey(model, seam, whole, [(cell.observer, cell.method) for cell in cells], chunk=plan.chunk, window=plan.window, seed=plan.seed, first=True)
-        assert surveyed.first is not None
-        yield Asked(sample, number, surveyed, (surveyed.first,), (surveyed.first,))
+        surveyed = prefill(whole)
+        first = _first_token(model, surveyed, whole[-1])
+        yield Asked(sample, number, surveyed, first or (whole[-1],), first, over=not first)
+
+
+def _first_token(model: Model, surveyed: Survey, last: int) -> tuple[int, ...]:
+    """The first answer token comes from the full cache when the question was part of the prefill; empty for a stop token."""
+    keep = surveyed.everything
+    keep[..., -1] = False  # the last token is read again
+    keys, values = ([part[None] for part in parts] for parts in (surveyed.keys, surveyed.values))
+    (tokens,) = answer_rows(model, keys, values, [Row(0, (last,), keep)], starts=[surveyed.n - 1], max_new_tokens=1)
+    return tuple(tokens)
 
 
 def question_tokens(seam: Seam, question: Question) -> list[int]:
     """What a question adds to the document: its text, the template's text after it, and how the answer begins."""
     after = seam.encoder.template(seam.pieces.after)
-    return seam.encoder.foreign(question.text) + after + (seam.encoder.foreign(question.answer_prefix) if question.answer_prefix else [])
+    return (
+        seam.encoder.foreign(question.text)
+        + after
+        + (seam.encoder.foreign(question.answer_prefix) if question.answer_prefix else [])
+    )
 
 
 def _keep(surveyed: Survey, cell: Cell, head_tokens: int) -> Tensor:

@@ -33,7 +33,9 @@ class MaskedRun:
     capacity, d] per layer; `filled` int64 [1] is where the next tokens go, `hidden` bool [rows in all, capacity] marks padding.
     """
 
-    def __init__(self, model: Model, keys: Sequence[Tensor], values: Sequence[Tensor], keep: Tensor, capacity: int) -> None:
+    def __init__(
+        self, model: Model, keys: Sequence[Tensor], values: Sequence[Tensor], keep: Tensor, capacity: int
+    ) -> None:
         self.keys, self.values = keys, values
         self.documents, self.rows = keep.shape[1], keep.shape[2]
         total = self.documents * self.rows
@@ -45,7 +47,9 @@ class MaskedRun:
         self.line = torch.arange(capacity, device=model.device)
         self.seen = 0
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
         """Attention outputs [rows in all, heads, t, d_v]."""
         self.seen += 1
         q = q.contiguous()  # comes transposed
@@ -74,8 +78,12 @@ class MaskedRun:
         logits[..., n:].masked_fill_(future | self.hidden.view(total, 1, 1, 1, capacity), -torch.inf)
         weights = torch.softmax(logits, dim=-1).to(q.dtype)
         mine = weights.view(self.documents, self.rows, kv_heads, group, t, -1)[..., :n].permute(0, 2, 1, 3, 4, 5)
-        out = (mine.reshape(self.documents, kv_heads, -1, n) @ self.values[layer]).view(self.documents, kv_heads, self.rows, group, t, -1)
-        own = (weights[..., n:].reshape(total, kv_heads, group * t, capacity) @ self.tail_values[layer]).view(total, kv_heads, group, t, -1)
+        out = (mine.reshape(self.documents, kv_heads, -1, n) @ self.values[layer]).view(
+            self.documents, kv_heads, self.rows, group, t, -1
+        )
+        own = (weights[..., n:].reshape(total, kv_heads, group * t, capacity) @ self.tail_values[layer]).view(
+            total, kv_heads, group, t, -1
+        )
         return (out.permute(0, 2, 1, 3, 4, 5).reshape(total, kv_heads, group, t, -1) + own).reshape(total, heads, t, -1)
 
 

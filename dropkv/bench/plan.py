@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +44,7 @@ class AccuracyPlan:
         for name in ("tasks", "lengths", "methods", "budgets", "settings"):
             if not getattr(self, name):
                 raise UsageError(f"a bench without {name} measures nothing: name at least one")
+        object.__setattr__(self, "tasks", expand(self.tasks))
         for setting in self.settings:
             if setting not in SETTINGS:
                 raise UsageError(f"unknown setting {setting!r}: use {' or '.join(SETTINGS)}")
@@ -80,8 +81,27 @@ def read_plan(path: str | Path, **overrides: Any) -> AccuracyPlan:
 
 def make_plan(**values: Any) -> AccuracyPlan:
     """A plan from plain values; lists become tuples. Raises UsageError."""
-    tidy = {name: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value for name, value in values.items()}
+    tidy = {
+        name: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+        for name, value in values.items()
+    }
     try:
-        return replace(AccuracyPlan(), **tidy)
+        return AccuracyPlan(**tidy)
     except TypeError as error:
-        raise UsageError(f"a value of the plan has the wrong type ({error}): see docs/bench.md for an example") from None
+        raise UsageError(
+            f"a value of the plan has the wrong type ({error}): see docs/bench.md for an example"
+        ) from None
+
+
+GROUPS = {
+    "all-needle": ("noise", "prose", "four-keys", "four-values", "four-queries"),
+    "all-ruler": (
+        *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
+        *("niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2"),
+    ),
+}
+
+
+def expand(names: Sequence[str]) -> tuple[str, ...]:
+    """Task names with the groups all-needle and all-ruler spelt out, each once."""
+    return tuple(dict.fromkeys(task for name in names for task in GROUPS.get(name, (name,))))

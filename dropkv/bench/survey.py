@@ -1,0 +1,134 @@
+"""A document read once, with everything kept: its full cache, and every method's scores from which any budget is a selection.
+
+Eviction never changes the prefill, so all methods and budgets of one observer share it. For measuring accuracy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dropkv import methods
+from dropkv.budgets import Kept, kept_count
+from dropkv.methods import Method
+from dropkv.methods._layer import LayerContext, LayerScores
+from dropkv.models import LayerGeometry, Model
+from dropkv.observers import Observation
+from dropkv.observers.replay import plan_replays
+from dropkv.observers.tail import plan_tail
+from dropkv.prefill import read
+from dropkv.prompts import Seam
+
+LARGEST = 1.0  # nested methods are selected once, at this budget, and cut by admit
+
+
+class Collector:
+    """A reader that keeps every layer's keys, values and scores."""
+
+    def __init__(self, chosen: Sequence[Method], geometry: Sequence[LayerGeometry]) -> None:
+        self.methods: Sequence[Method] = tuple(chosen)
+        self.geometry = geometry
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.scores: list[Sequence[LayerScores]] = []
+
+    def full(self, layer: int, context: LayerContext, scores: Sequence[LayerScores]) -> None:
+        """Copy what the next layer overwrites."""
+        self.keys.append(context.k.clone())
+        self.values.append(context.v.clone())
+        self.scores.append(tuple(scores))
+
+    def sliding(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Sliding layers are kept as they are, whatever the method."""
+        self.keys.append(k.clone())
+        self.values.append(v.clone())
+
+
+class Survey:
+    """One document's full cache, keys and values [kv_heads, n, d] per layer, and the scores of (observer, method) pairs."""
+
+    def __init__(self, model: Model, n: int) -> None:
+        self.n = n
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._full = [index for index, layer in enumerate(model.geometry) if layer.kind == "full"]
+        self._shape = (len(model.geometry), max(layer.kv_heads for layer in model.geometry), n)
+        self._device = model.device
+        self._methods: dict[tuple[str, str], Method] = {}
+        self._layers: dict[tuple[str, str], list[LayerScores]] = {}
+        self._nested: dict[tuple[str, str], Tensor] = {}
+
+    def take(self, observers: Sequence[str], collector: Collector) -> None:
+        """Add what one prefill collected, an observer for each of its methods; keys and values are the same for all."""
+        if not self.keys:
+            self.keys, self.values = collector.keys, collector.values
+        for index, (observer, method) in enumerate(zip(observers, collector.methods, strict=True)):
+            self._methods[observer, method.name] = method
+            self._layers[observer, method.name] = [scores[index] for scores in collector.scores]
+
+    @property
+    def everything(self) -> Tensor:
+        """bool [layers, kv_heads, n], all true."""
+        return torch.ones(self._shape, dtype=torch.bool, device=self._device)
+
+    def keep(self, observer: str, method: str, budget: float) -> Tensor:
+        """What a method keeps at a budget, bool [layers, kv_heads, n]; sliding layers keep everything."""
+        name = (observer, method)
+        chosen = self._methods[name]
+        if not chosen.nested:
+            return self._mask(chosen.choose(self._layers[name], budget))
+        if name not in self._nested:
+            admit = torch.zeros(self._shape, dtype=torch.int64, device=self._device)
+            for layer, kept in zip(self._full, chosen.choose(self._layers[name], LARGEST), strict=True):
+                admit[layer][_heads(kept), kept.positions] = kept.admit
+            self._nested[name] = admit
+        return self._nested[name] <= kept_count(budget, self.n, len(chosen.forced(self.n)))
+
+    def _mask(self, layers: Sequence[Kept]) -> Tensor:
+        keep = self.everything
+        for layer, kept in zip(self._full, layers, strict=True):
+            keep[layer] = False
+            keep[layer][_heads(kept), kept.positions] = True
+        return keep
+
+
+def _heads(kept: Kept) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(kept.counts), device=kept.counts.device), kept.counts)
+
+
+def survey(
+    model: Model,
+    seam: Seam,
+    document: Sequence[int],
+    wanted: Sequence[tuple[str, str]],
+    *,
+    head_tokens: int,
+    chunk: int,
+    window: int,
+    seed: int,
+) -> Survey:
+    """Prefill `document` (ids, template head included) once per observer among `wanted`, pairs of observer and method.
+
+    Observers: "replay", "tail", "question" (the tail of a document that ends in the question) and "none" (scores that need no queries).
+    Controls that are no methods are passed over. Raises what `read` raises.
+    """
+    known = set(methods.names())
+    result = Survey(model, len(document))
+    for observers in (("tail", "question", "none"), ("replay",)):
+        pairs = sorted({pair for pair in wanted if pair[0] in observers and pair[1] in known and pair[1] != "full"})
+        if not pairs and (result.keys or observers == ("replay",)):
+            continue
+        observation: Observation
+        if observers == ("replay",):
+            observation = plan_replays(seam, document, head_tokens, chunk)
+        else:
+            observation = plan_tail(window, len(document))
+        chosen = [methods.get(name) for _, name in pairs]
+        if observers == ("replay",):
+            chosen = [method.under_replay(head_tokens) for method in chosen]
+        collector = Collector(chosen, model.geometry)
+        read(model, document, observation, collector, seed=seed)
+        result.take([observer for observer, _ in pairs], collector)
+    return result
