@@ -81,7 +81,7 @@ def read_plan(path: str | Path, **overrides: Any) -> AccuracyPlan:
 
 def make_plan(**values: Any) -> AccuracyPlan:
     """A plan from plain values; lists become tuples. Raises UsageError."""
-    tidy = {
+    tidy: dict[str, Any] = {
         name: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
         for name, value in values.items()
     }
