@@ -1,0 +1,1 @@
+"""Benchmarks: tasks, accuracy, theory, and the report that shows them."""
