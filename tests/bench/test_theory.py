@@ -242,22 +242,17 @@ def test_report_of_a_tiny_model() -> None:
     assert json.loads(json.dumps(lines, allow_nan=False)) == lines
     assert lines == theory_report(model, document, budget=0.25, samples=5, seed=3)
     tables = [line["table"] for line in lines]
-    assert tables == [
-        "eps",
-        "cone",
-        "cone",
-        "cone",
-        "mass",
-        "mass",
-        "mass",
-        "factor",
-        "factor",
-        "gap",
-        "gap",
-        "gap",
-        "angle",
-        "residual",
-    ]
+    counts = {table: tables.count(table) for table in tables}
+    assert counts == {
+        "eps": 1,
+        "cone": 1,
+        "approximate cone": 2,
+        "mass": 3,
+        "factor": 2,
+        "gap": 3,
+        "angle": 1,
+        "residual": 1,
+    }
     for line in lines:
         assert line["version"] == 1
         assert line["kind"] == "theory"

@@ -6,9 +6,7 @@ Greedy removes the k keys with the smallest s_j = p_j / (1 - p_j) ||r_j|| at onc
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -33,13 +31,16 @@ class Gap:
 
 def singleton_costs(p: Tensor, residuals: Tensor) -> Tensor:
     """s_j [n] for p [n] and residuals [n, d]."""
-    return p / (1 - p) * residuals.norm(dim=1)
+    costs: Tensor = p / (1 - p) * residuals.norm(dim=1)
+    return costs
 
 
 def removal_cost(p: Tensor, residuals: Tensor, removed: Tensor) -> Tensor:
     """F of one set or of many: `removed` bool [..., n] -> [...]."""
     chosen = removed.to(p.dtype)
-    return torch.matmul(chosen, p.unsqueeze(1) * residuals).norm(dim=-1) / (1 - torch.matmul(chosen, p))
+    moved = torch.matmul(chosen, p.unsqueeze(1) * residuals)
+    costs: Tensor = moved.norm(dim=-1) / (1 - torch.matmul(chosen, p))
+    return costs
 
 
 def greedy_set(p: Tensor, residuals: Tensor, removed: int) -> Tensor:
@@ -54,12 +55,7 @@ def exhaustive_gap(p: Tensor, residuals: Tensor, removed: int) -> Gap:
     p need not sum to 1: then the tokens are part of a longer text whose other keys stay, and the residuals are those of the whole text.
     """
     n = len(p)
-    sets = _subsets(n, removed).to(p.device)
-    weighted = p.unsqueeze(1) * residuals
-    gram = torch.mm(weighted, weighted.T)
-    squared = (torch.mm(sets, gram) * sets).sum(1)
-    costs = squared.clamp_min(0).sqrt() / (1 - torch.mv(sets, p))
-    best = sets[int(costs.argmin())].bool()
+    best = _best_set(p, p.unsqueeze(1) * residuals, removed)
     greedy = torch.zeros(n, dtype=torch.bool, device=p.device)
     greedy[greedy_set(p, residuals, removed)] = True
     f_greedy, f_best = removal_cost(p, residuals, torch.stack([greedy, best])).tolist()
@@ -68,12 +64,32 @@ def exhaustive_gap(p: Tensor, residuals: Tensor, removed: int) -> Gap:
     return Gap(_indices(greedy), _indices(best), f_greedy, f_best)
 
 
+def _best_set(p: Tensor, weighted: Tensor, removed: int) -> Tensor:
+    """The best of all sets as bool [n]; weighted = p_j r_j [n, d].
+
+    Every set is one of the first half's subsets and one of the second's, so all squared norms are ||x||^2 + ||y||^2 + 2 <x, y> of their sums.
+    """
+    n = len(p)
+    cut = n // 2
+    first, second = _subsets(cut).to(p.device), _subsets(n - cut).to(p.device)
+    least, best = torch.inf, torch.zeros(n, dtype=torch.bool, device=p.device)
+    for size in range(max(0, removed - (n - cut)), min(cut, removed) + 1):
+        left, right = first[first.sum(1) == size], second[second.sum(1) == removed - size]
+        x, y = torch.mm(left, weighted[:cut]), torch.mm(right, weighted[cut:])
+        squared = 2 * torch.mm(x, y.T) + x.square().sum(1).unsqueeze(1) + y.square().sum(1)
+        rest = (1 - torch.mv(left, p[:cut])).unsqueeze(1) - torch.mv(right, p[cut:])
+        costs = squared.clamp_min(0).sqrt() / rest
+        lowest = int(costs.argmin())
+        if float(costs.flatten()[lowest]) < least:
+            least = float(costs.flatten()[lowest])
+            best = torch.cat([left[lowest // len(right)], right[lowest % len(right)]]).bool()
+    return best
+
+
+def _subsets(n: int) -> Tensor:
+    """All subsets of n as rows of 0 and 1, float64 [2^n, n]."""
+    return (torch.arange(1 << n).unsqueeze(1) >> torch.arange(n) & 1).double()
+
+
 def _indices(chosen: Tensor) -> tuple[int, ...]:
     return tuple(torch.nonzero(chosen).squeeze(1).tolist())
-
-
-@lru_cache(maxsize=2)
-def _subsets(n: int, size: int) -> Tensor:
-    """All subsets of a size as rows of 0 and 1, float64 [C(n, size), n]: 30 MB for 10 of 20."""
-    chosen = torch.tensor(list(itertools.combinations(range(n), size)))
-    return torch.zeros(len(chosen), n, dtype=torch.float64).scatter_(1, chosen, 1)

@@ -76,7 +76,7 @@ def mass_lines(studies: Sequence[Study]) -> list[Line]:
         constants = [item.constants[index] for item in studies]
         rows.append(
             {
-                "table": "cone",
+                "table": "approximate cone",
                 "paper_table": 17,
                 "mass": mass,
                 "triples": len(studies),
