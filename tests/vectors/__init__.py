@@ -21,3 +21,8 @@ def score_files() -> list[Path]:
 def budget_files() -> list[Path]:
     """Scores with ties and what each budget rule keeps of them."""
     return _files("budgets-*.safetensors")
+
+
+def theory_files() -> list[Path]:
+    """One query's probabilities and values, and which of its tokens are best removed together."""
+    return _files("theory-*.safetensors")
