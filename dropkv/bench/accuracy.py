@@ -20,7 +20,7 @@ from dropkv.errors import UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 
-ROWS = 320  # answers at once; the logits over the documents of so many rows stay small
+ROW_TOKENS = 1_300_000  # document tokens that all answers of a batch see together: bounds the logits in memory
 
 Note = Callable[[str], None]
 
@@ -173,7 +173,7 @@ def _answer(
     lines: list[Line] = []
     computed = [cell for cell in cells if cell.method != "random-answer"]
     seconds = {id(one): time.perf_counter() - started for one in asked}
-    per_batch = max(1, ROWS // len(computed))
+    per_batch = max(1, ROW_TOKENS // (len(computed) * max(one.survey.n for one in asked)))
     for begin in range(0, len(asked), per_batch):
         part = asked[begin : begin + per_batch]
         keeps = [{cell: _keep(one.survey, cell, len(seam.head_ids)) for cell in computed} for one in part]

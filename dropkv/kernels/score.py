@@ -228,7 +228,7 @@ class Window:
         """(first query, end, block) of one KV head, in order."""
         _, group, m, columns = self.shape
         n = self.k.shape[1]
-        rows = max(1, min(m, BLOCK_ELEMENTS // max(1, group * n)))
+        rows = _rows(m, group * n, self.q)
         q, k, v = (part[head].to(_wide(part)) for part in (self.q, self.k, self.v))
         keys = Keys.of(v[:columns], None if self.roots is None else self.roots[head].to(v.dtype))
         for start in range(0, m, rows):
@@ -309,7 +309,7 @@ class Attended:
     def blocks(self, head: int) -> Iterator[tuple[int, int, Block]]:
         """(first query, end, block) of one KV head, in order."""
         _, group, m, columns = self.shape
-        rows = max(1, min(m, BLOCK_ELEMENTS // max(1, group * columns)))
+        rows = _rows(m, group * columns, self.q)
         q, k, v, outputs = (part[head].to(_wide(part)) for part in (self.q, self.k, self.v, self.outputs))
         keys = Keys.of(v, None if self.roots is None else self.roots[head].to(v.dtype))
         for start in range(0, m, rows):
@@ -330,6 +330,12 @@ class Attended:
                 loud_residual=residual,
             )
             yield start, stop, block
+
+
+def _rows(m: int, columns: int, like: Tensor) -> int:
+    """Queries of one block; a GPU takes larger ones, since there each operation costs a launch and none has a cache to stay in."""
+    elements = BLOCK_ELEMENTS * (32 if like.is_cuda else 1)
+    return max(1, min(m, elements // max(1, columns)))
 
 
 def _wide(x: Tensor) -> torch.dtype:
