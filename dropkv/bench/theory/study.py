@@ -42,7 +42,8 @@ class Study:
     def factor(self, *, mass: bool = False) -> float:
         """The bound 1 / [c (1 - eps) (1 - k eps)], k = candidates; infinite without a certified cone or where k eps >= 1.
 
-        mass: with the candidates' true mass in the place of k eps, which is never more: the proof needs only that sum.
+        mass: with the candidates' true mass in the place of k eps, which is never more: the proof needs only that sum. It bounds greedy
+        against best among sets of candidates; that the window's evictions hold this query's own greedy and best set is not checked.
         """
         removed = self.evicted_mass if mass else self.candidates * self.eps
         if not self.cone.certified or removed >= 1:

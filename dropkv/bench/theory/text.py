@@ -33,7 +33,7 @@ def title_of(rows: Sequence[Line]) -> str:
         for what, key in (("table", "paper_table"), ("figure", "paper_figure"))
         if row.get(key)
     }
-    return TITLES.get(kind, kind) + (f" (the paper's {' and '.join(found)})" if found else "")
+    return TITLES.get(kind, kind) + (f" (compare the paper's {' and '.join(found)})" if found else "")
 
 
 def notes_of(rows: Sequence[Line]) -> str:
