@@ -24,7 +24,29 @@ from dropkv import CompressSettings, Document, Sampling, load, load_model
 from dropkv.compression import compress_document
 
 QUESTION = "What is the document about?"
-WORDS = "the harbour lamp was dark when Miles walked along the quay and counted the boats that had not come home yet".split()
+WORDS = [
+    "the",
+    "harbour",
+    "lamp",
+    "was",
+    "dark",
+    "when",
+    "Miles",
+    "walked",
+    "along",
+    "the",
+    "quay",
+    "and",
+    "counted",
+    "the",
+    "boats",
+    "that",
+    "had",
+    "not",
+    "come",
+    "home",
+    "yet",
+]
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -69,8 +91,12 @@ def main() -> None:
                 times[name].append(report.prefill_seconds + report.score_seconds)
             times["open + first"].append(timed(lambda: opened(path)))
     medians = {name: statistics.median(values[1:]) for name, values in times.items()}
-    print(f"{given.model}, {n} document tokens, float32, {torch.get_num_threads()} threads, {platform.processor() or platform.machine()}")
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, file {size / 2**20:.1f} MiB, median of {given.repeat}")
+    print(
+        f"{given.model}, {n} document tokens, float32, {torch.get_num_threads()} threads, {platform.processor() or platform.machine()}"
+    )
+    print(
+        f"torch {torch.__version__}, transformers {transformers.__version__}, file {size / 2**20:.1f} MiB, median of {given.repeat}"
+    )
     print(f"{'':14}{'seconds':>9}{'x plain':>9}")
     for name, median in medians.items():
         print(f"{name:14}{median:9.3f}{median / medians['plain']:9.3f}")

@@ -18,7 +18,25 @@ from typing import Any
 from dropkv import CompressSettings, Document, Sampling, load_model
 from dropkv.compression import compress_document
 
-PLACES = "Bergen Cadiz Dover Esbjerg Faro Genoa Hull Izmir Lisbon Malmo Naples Odessa Porto Riga Split Turku Vigo".split()
+PLACES = [
+    "Bergen",
+    "Cadiz",
+    "Dover",
+    "Esbjerg",
+    "Faro",
+    "Genoa",
+    "Hull",
+    "Izmir",
+    "Lisbon",
+    "Malmo",
+    "Naples",
+    "Odessa",
+    "Porto",
+    "Riga",
+    "Split",
+    "Turku",
+    "Vigo",
+]
 REPEATED = " The tide came in and went out again. A boat was painted blue. The nets hung on the wall to dry. Nobody was in a hurry."
 
 
@@ -67,14 +85,20 @@ def main() -> None:
         for budget in given.budgets.split(","):
             settings = CompressSettings(budget=float(budget), method=given.method, observe=observe)
             cells.append((f"{observe} {budget}", settings))
-    print(f"{given.model}, {given.samples} documents of about {given.tokens} tokens, {given.method}, greedy, seed {given.seed}")
+    print(
+        f"{given.model}, {given.samples} documents of about {given.tokens} tokens, {given.method}, greedy, seed {given.seed}"
+    )
     print(f"{'':14}{'repeated':>10}{'prose':>10}")
     right = {name: {"repeated": 0, "prose": 0} for name, _ in cells}
     for kind in ("repeated", "prose"):
         for needle in needles(model.tokenizer, kind, given.tokens, given.samples, given.seed):
             document = Document.of(needle.text, kind)
             for name, settings in cells:
-                answer = compress_document(model, document, settings).session().ask(needle.question, Sampling(max_new_tokens=32))
+                answer = (
+                    compress_document(model, document, settings)
+                    .session()
+                    .ask(needle.question, Sampling(max_new_tokens=32))
+                )
                 right[name][kind] += needle.answer in answer.text
     for name, counts in right.items():
         print(f"{name:14}{counts['repeated']:>10}{counts['prose']:>10}")

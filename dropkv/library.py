@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,7 +18,7 @@ from dropkv.identity import check
 from dropkv.models import Model, load_model
 from dropkv.prompts import Seam
 from dropkv.settings import CompressSettings, Sampling
-from formats import Header, Metadata, read_file, read_header
+from formats import Contents, Header, Metadata, read_file
 
 
 def compress(
@@ -85,15 +86,53 @@ def load(
 ) -> KVFile:
     """Open a .kv file for questions.
 
-    model: a loaded model, a name, or None for the one the file names. The header is checked before the model is loaded, the whole file
-    before anything is built. Raises formats.FormatError for a file that fails its checks, IdentityError for another model's file
-    (unless allow_mismatch), ModelError.
+    model: a loaded model, a name, or None for the one the file names. Every byte of the file is checked before the model is
+    loaded. Raises formats.FormatError for a file that fails its checks, IdentityError for another model's file (unless
+    allow_mismatch), ModelError.
     """
-    header = read_header(path)
-    loaded = (
-        model if isinstance(model, Model) else load_for(header, model, revision=revision, dtype=dtype, device=device)
-    )
-    return open_with(path, header, loaded, allow_mismatch=allow_mismatch)
+    opened = open_file(path)
+    if not isinstance(model, Model):
+        model = load_for(opened.header, model, revision=revision, dtype=dtype, device=device)
+    return opened.with_model(model, allow_mismatch=allow_mismatch)
+
+
+@dataclass(frozen=True)
+class OpenedFile:
+    """A file read and checked, not yet met by a model; seconds: what that took."""
+
+    path: str | Path
+    contents: Contents
+    seconds: float
+
+    @property
+    def header(self) -> Header:
+        """What the file says of itself."""
+        return self.contents.header
+
+    def with_model(self, model: Model, *, allow_mismatch: bool = False) -> KVFile:
+        """Ready for questions. Raises IdentityError for another model's file (unless allow_mismatch; other shapes never pass)."""
+        metadata, tokenizer = self.header.metadata, self.header.metadata.tokenizer
+        seam = Seam.of(model.tokenizer, system=tokenizer.system, arguments=tokenizer.template_arguments, name=model.id)
+        check(metadata, model, seam, allow_mismatch=allow_mismatch)
+        shapes = [(g.kind, g.query_heads, g.kv_heads, g.d_k, g.d_v, g.window) for g in model.geometry]
+        stored = [(i.kind, i.query_heads, i.kv_heads, i.d_k, i.d_v, i.window) for i in metadata.layers]
+        if shapes != stored:
+            raise IdentityError(
+                f"{self.path}: its layers have other shapes than those of {model.id}: "
+                f"use the model it was made with, {metadata.model.id}"
+            )
+        started = time.perf_counter()
+        prefix = Prefix(self.contents.layers, model.geometry, metadata.document.tokens).to(model.device, model.dtype)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        return KVFile(Session(model, seam, prefix), metadata, self.seconds + time.perf_counter() - started)
+
+
+def open_file(path: str | Path) -> OpenedFile:
+    """Read a .kv file whole and check every byte; no model is needed. Raises formats.FormatError."""
+    started = time.perf_counter()
+    contents = read_file(path)
+    return OpenedFile(path, contents, time.perf_counter() - started)
 
 
 def load_for(
@@ -109,27 +148,3 @@ def load_for(
         dtype=dtype,
         device=device,
     )
-
-
-def open_with(path: str | Path, header: Header, model: Model, *, allow_mismatch: bool = False) -> KVFile:
-    """Open a file whose header was read with a model in memory: identity first, then every checksum, then the prefix."""
-    metadata = header.metadata
-    seam = Seam.of(
-        model.tokenizer,
-        system=metadata.tokenizer.system,
-        arguments=metadata.tokenizer.template_arguments,
-        name=model.id,
-    )
-    check(metadata, model, seam, allow_mismatch=allow_mismatch)
-    shapes = [(g.kind, g.query_heads, g.kv_heads, g.d_k, g.d_v, g.window) for g in model.geometry]
-    stored = [(info.kind, info.query_heads, info.kv_heads, info.d_k, info.d_v, info.window) for info in metadata.layers]
-    if shapes != stored:
-        raise IdentityError(
-            f"{path}: its layers have other shapes than those of {model.id}: use the model it was made with, {metadata.model.id}"
-        )
-    started = time.perf_counter()
-    contents = read_file(path)
-    prefix = Prefix(contents.layers, model.geometry, metadata.document.tokens).to(model.device, model.dtype)
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-    return KVFile(Session(model, seam, prefix), metadata, time.perf_counter() - started)

@@ -95,7 +95,7 @@ def command(
     _refuse_blank(asked)
     if not asked and not sys.stdin.isatty():
         raise UsageError("no question: give one in quotes after the file, or read them from standard input with -f -")
-    header = read_header(file)
+    header = read_header(file)  # what is no KV file is refused before torch is imported
     kv = _open(file, header, model, revision, dtype, device, allow_mismatch)
     if not as_json:
         _announce(file, header, kv)
@@ -137,12 +137,13 @@ def _refuse_blank(questions: list[str]) -> None:
 def _open(
     file: str, header: Header, model: str | None, revision: str | None, dtype: str, device: str, allow_mismatch: bool
 ) -> KVFile:
-    """The file with its model; the model is loaded only once the header has been found good."""
+    """The file with its model; the model is loaded only once every byte of the file has been found good."""
     waiting(f"loading {model or header.metadata.model.id} ...")
-    from dropkv.library import load_for, open_with
+    from dropkv.library import load_for, open_file
 
-    loaded = load_for(header, model, revision=revision, dtype=dtype, device=device)
-    return open_with(file, header, loaded, allow_mismatch=allow_mismatch)
+    opened = open_file(file)
+    loaded = load_for(opened.header, model, revision=revision, dtype=dtype, device=device)
+    return opened.with_model(loaded, allow_mismatch=allow_mismatch)
 
 
 def _announce(file: str, header: Header, kv: KVFile) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,7 +67,12 @@ def start_dropkv(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
     """Start the command line in a process of its own."""
     command = [sys.executable, "-m", "dropkv_cli", *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | options.pop("env", {})
-    return subprocess.Popen(command, env=environment, **options)
+    return subprocess.Popen(command, env=environment, preexec_fn=heed_ctrl_c, **options)
+
+
+def heed_ctrl_c() -> None:
+    """A shell's background job, which a test run may be, ignores Ctrl-C and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -188,7 +188,12 @@ with replacing(sys.argv[1], overwrite=True) as fd:
 
 
 def start_writer(path: Path) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=ROOT, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores Ctrl-C and hands that down
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     return process
