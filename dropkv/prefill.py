@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dropkv.attention import LayerDone, output_projection, rotation, run_decoder, sliced_layers
-from dropkv.budgets import Kept
 from dropkv.errors import ModelError
+from dropkv.keeper import Keeper
 from dropkv.kernels.causal import causal_attention
-from dropkv.kernels.moments import Moments, rotate, unrotate
 from dropkv.kernels.probe import probe_attention
-from dropkv.kernels.score import Observed, Window, score_blocks
-from dropkv.methods import Choice, Gathered, LayerContext, LayerScores, Method
+from dropkv.kernels.score import Observed
+from dropkv.methods import Gathered, LayerContext, LayerScores, Method, observe_all, score_all
 from dropkv.models import LayerGeometry, Model
 from dropkv.observers import Observation, Probe
+from dropkv.queries import Queries
 from formats import LayerEntries
 
 SLICE = 2048  # document tokens a layer computes at once
-SINKS = 4  # the first tokens' queries are unlike all others, so no statistics are taken of them
-FUTURE = 512  # positions behind the document over which queries to come are expected
 
 Progress = Callable[[int, int], None]
 
@@ -140,37 +139,6 @@ def read(
     return Seconds(time.perf_counter() - started - run.score_seconds, run.score_seconds)
 
 
-class Keeper:
-    """The reader of a compression: keeps entries by one method; rules that share entries among layers trim earlier layers as they go."""
-
-    def __init__(self, method: Method, kept: int, n: int, geometry: Sequence[LayerGeometry]) -> None:
-        self.methods: Sequence[Method] = (method,)
-        self.geometry = geometry
-        self._full = [index for index, layer in enumerate(geometry) if layer.kind == "full"]
-        self._choice = Choice(
-            method, n if method.keeps_all else kept, [geometry[index].kv_heads for index in self._full], n
-        )
-        self._layers: list[LayerEntries] = []
-
-    def full(self, layer: int, context: LayerContext, scores: Sequence[LayerScores]) -> None:
-        chosen = self._choice.add(scores[0])
-        self._layers.append(take(context.k, context.v, chosen, scores[0].raw))
-        if self._choice.shares:
-            for index, counts in zip(self._full, self._choice.held(), strict=False):
-                self._layers[index] = trim(self._layers[index], counts)
-
-    def sliding(self, layer: int, k: Tensor, v: Tensor) -> None:
-        newest = _newest(k, self.geometry[layer].window)
-        self._layers.append(take(k, v, newest, torch.zeros(k.shape[:2], device=k.device)))
-
-    def finish(self) -> tuple[LayerEntries, ...]:
-        """The kept entries of every layer."""
-        for index, chosen in zip(self._full, self._choice.finish(), strict=True):
-            entries = trim(self._layers[index], chosen.counts)
-            self._layers[index] = replace(entries, admit=chosen.admit.int())
-        return tuple(self._layers)
-
-
 class PrefillRun:
     """The run that travels with the forward call: holds the current layer's buffers, observes, and hands finished layers to the reader."""
 
@@ -206,11 +174,9 @@ class PrefillRun:
 
     def _forget(self) -> None:
         """What belongs to one layer alone starts anew."""
-        self._tail: list[Tensor] = []
+        self._queries = Queries(self.n, self.observation.window, self._needs)
         self._gathered = [Gathered() for _ in self.methods]
         self._context: LayerContext | None = None
-        self._attention: Tensor | None = None
-        self._moments = Moments()
 
     def enter(self, layer: int, number: int) -> None:
         """A layer is about to compute slice `number`."""
@@ -232,7 +198,10 @@ class PrefillRun:
         buffer_k, buffer_v = self._buffers(keys, values)
         buffer_k[:, start:stop] = keys
         buffer_v[:, start:stop] = values
-        self._watch(layer, queries, buffer_k)
+        if self.geometry[layer].kind == "full":
+            started = time.perf_counter()
+            self._queries.add(queries, buffer_k[:, :stop], scale, softcap, partial(rotation, self.network, layer))
+            self.score_seconds += time.perf_counter() - started
         if layer == len(self.geometry) - 1:
             raise LayerDone  # nothing follows: keys, values and queries are all that is needed
         return causal_attention(
@@ -254,10 +223,7 @@ class PrefillRun:
             self.reader.sliding(layer, k, v)
         else:
             context = self._observed_context(layer)
-            scores = [
-                method.layer_scores(context, gathered.scores())
-                for method, gathered in zip(self.methods, self._gathered, strict=True)
-            ]
+            scores = score_all(self.methods, context, [gathered.scores() for gathered in self._gathered])
             if not all(bool(torch.isfinite(one.raw).all()) for one in scores):
                 raise ModelError(
                     f"layer {layer} has scores that are not finite: nothing was written, use another --dtype"
@@ -270,30 +236,6 @@ class PrefillRun:
         self.score_seconds += time.perf_counter() - started
         if self.progress is not None:
             self.progress(layer + 1, len(self.geometry))
-
-    def _watch(self, layer: int, queries: Tensor, buffer_k: Tensor) -> None:
-        """Keep of a slice's queries [heads, s, d] what the methods need once the layer is complete."""
-        if self.geometry[layer].kind == "sliding":
-            return
-        start, stop = self._span.start, self._span.stop
-        first = self.n - self.observation.window  # the tail's queries may lie in two slices
-        if stop > first:
-            self._tail.append(queries[:, max(0, first - start) :].clone())
-        started = time.perf_counter()
-        if "all queries" in self._needs:
-            scale, softcap = self._constants
-            keys = buffer_k[:, :stop]
-            window = Window(_grouped(queries, len(keys)), keys, keys[..., :0], scale, softcap)
-            received = score_blocks(window, lambda block: block.probability())
-            if self._attention is None:
-                self._attention = received.new_zeros((len(keys), self.n))
-            self._attention[:, :stop] += received
-        if "query statistics" in self._needs:
-            skip = max(0, min(SINKS, self.n - 1) - start)
-            line = torch.arange(start + skip, stop, device=queries.device)
-            if len(line):
-                self._moments.add(unrotate(queries[:, skip:], *rotation(self.network, layer, line)))
-        self.score_seconds += time.perf_counter() - started
 
     def _probe(self, layer: int, probe: Probe, q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
         """Attention of a probe's tokens over the document keys it sees and itself; their contributions go into the layer's scores."""
@@ -308,12 +250,12 @@ class PrefillRun:
             places = [*range_of((probe.scored, *probe.seen)), *range(self.n, self.n + q.shape[1])]
             positions = torch.tensor(places, device=q.device)
         observers = [index for index, method in enumerate(self.methods) if method.observed is not None]
-        wanted = bool(observers) and self.geometry[layer].kind == "full"
-        projected = wanted and any(self.methods[index].projected for index in observers)
+        methods = [self.methods[index] for index in observers]
+        wanted = bool(methods) and self.geometry[layer].kind == "full"
+        projected = wanted and any(method.projected for method in methods)
 
         def score(queries: Observed) -> list[LayerScores]:
-            context = self._observed_context(layer)
-            return [self.methods[index].observe(queries, context, first) for index in observers]
+            return observe_all(methods, queries, self._observed_context(layer), first)
 
         outputs, scores = probe_attention(
             q,
@@ -342,32 +284,18 @@ class PrefillRun:
             k, v = self._k[:, : self.n], self._v[:, : self.n]
             scale, softcap = self._constants
             geometry = self.geometry[layer]
-            window = torch.cat(self._tail, dim=1) if self._tail else k.new_zeros((geometry.query_heads, 0, k.shape[-1]))
             self._context = LayerContext(
                 k,
                 v,
                 scale,
                 softcap,
-                q=_grouped(window, len(k)),
+                q=self._queries.window(k, geometry.query_heads),
                 wo=lambda: output_projection(self.network, layer, geometry.query_heads * geometry.d_v),
-                attention=self._attention,
-                expected=self._expected(layer),
+                attention=self._queries.attention,
+                expected=self._queries.expected(partial(rotation, self.network, layer)),
                 seed=self.seed + layer,
             )
         return self._context
-
-    def _expected(self, layer: int) -> Moments | None:
-        """Queries to come: the statistics of the document's, turned by the average rotation of the next positions."""
-        if not self._moments.count:
-            return None
-        line = torch.arange(self.n, self.n + FUTURE, device=self._moments.mean.device)
-        cos, sin = (part.mean(0) for part in rotation(self.network, layer, line))
-        moments = Moments()
-        moments.count = self._moments.count
-        moments.mean = rotate(self._moments.mean, cos, sin)
-        once = rotate(self._moments.scatter, cos, sin)
-        moments.scatter = rotate(once.transpose(1, 2), cos, sin).transpose(1, 2)
-        return moments
 
     def _buffers(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self._k is None or self._v is None or self._k.device != k.device:
@@ -382,55 +310,6 @@ class PrefillRun:
         if reach is not None and window is not None and window != reach:
             raise ModelError(f"layer {layer} slides over {window} tokens, its config says {reach}: use another model")
         return reach
-
-
-def take(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEntries:
-    """Copy the kept entries of k [kv_heads, n, d_k] and v [kv_heads, n, d_v] out in file order: head after head, ascending admit."""
-    heads = torch.repeat_interleave(torch.arange(k.shape[0], device=k.device), chosen.counts)
-    offsets = torch.zeros(k.shape[0] + 1, dtype=torch.int32, device=k.device)
-    offsets[1:] = chosen.counts.cumsum(0)
-    return LayerEntries(
-        keys=k[heads, chosen.positions],
-        values=v[heads, chosen.positions],
-        offsets=offsets,
-        positions=chosen.positions.int(),
-        admit=chosen.admit.int(),
-        scores=scores[heads, chosen.positions].float(),
-    )
-
-
-def trim(entries: LayerEntries, counts: Tensor) -> LayerEntries:
-    """Only the first counts [kv_heads] entries of every head."""
-    sizes = entries.offsets.diff()
-    if bool((sizes == counts).all()):
-        return entries
-    offsets = torch.zeros_like(entries.offsets)
-    offsets[1:] = counts.cumsum(0)
-    heads = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-    within = torch.arange(len(heads), device=counts.device) - offsets[heads]
-    index = entries.offsets[heads] + within
-    return LayerEntries(
-        keys=entries.keys[index],
-        values=entries.values[index],
-        offsets=offsets,
-        positions=entries.positions[index],
-        admit=entries.admit[index],
-        scores=entries.scores[index],
-    )
-
-
-def _grouped(q: Tensor, kv_heads: int) -> Tensor:
-    """Queries [heads, s, d] as [kv_heads, G, s, d]."""
-    return q.view(kv_heads, q.shape[0] // kv_heads, *q.shape[1:])
-
-
-def _newest(k: Tensor, window: int | None) -> Kept:
-    """A sliding layer's last window of entries, newest first."""
-    heads, n, _ = k.shape
-    count = n if window is None else min(n, window)
-    line = torch.arange(n - 1, n - 1 - count, -1, device=k.device)
-    counts = torch.full((heads,), count, device=k.device)
-    return Kept(line.repeat(heads), torch.arange(1, count + 1, device=k.device).repeat(heads), counts)
 
 
 def range_of(ranges: Sequence[tuple[int, int]]) -> list[int]:

@@ -186,10 +186,14 @@ def _report(error: DropkvError | FormatError, target: Target, *, alone: bool) ->
 
 
 def _check_method(settings: CompressSettings) -> None:
-    """An unknown method is found out before the model is loaded."""
-    from dropkv import methods
+    """An unknown method, or a questions file that cannot be read, is found out before the model is loaded."""
+    from dropkv.compression import resolve_method
+    from dropkv.observers.questions import read_questions
 
-    methods.get(settings.method)
+    resolve_method(settings, 0)
+    kind, _, rest = settings.observe.partition(":")
+    if kind == "questions":
+        read_questions(rest)
 
 
 def _one(model: Model, target: Target, document: Document, job: Job, load_seconds: float) -> None:

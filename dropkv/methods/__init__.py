@@ -9,10 +9,22 @@ from torch import Tensor
 
 from dropkv.errors import UsageError
 from dropkv.method_names import method_files
-from dropkv.methods._base import Gathered, LayerContext, LayerScores, Method, Pool
+from dropkv.methods._base import Gathered, LayerContext, LayerScores, Method, Pool, observe_all, score_all
 from dropkv.methods._choice import Choice, second_stage
 
-__all__ = ["Choice", "Gathered", "LayerContext", "LayerScores", "Method", "Pool", "get", "names", "score"]
+__all__ = [
+    "Choice",
+    "Gathered",
+    "LayerContext",
+    "LayerScores",
+    "Method",
+    "Pool",
+    "get",
+    "names",
+    "observe_all",
+    "score",
+    "score_all",
+]
 
 
 def names() -> list[str]:

@@ -26,6 +26,8 @@ __all__ = [
     "Method",
     "Pool",
     "Reduction",
+    "observe_all",
+    "score_all",
 ]
 
 Rule = Literal["uniform", "head-adaptive", "model-wide", "layer-pyramid", "cake-layers"]
@@ -108,14 +110,7 @@ class Method:
 
     def observe(self, queries: Observed, context: LayerContext, first: int = 0) -> LayerScores:
         """Scores of the keys that `queries` observe, those of the document from position `first` on."""
-        weigh = None
-        if self.weigh is not None:
-            factor = self.weigh(context)[..., first : first + queries.shape[3]]
-            weigh = factor.mul
-        raw, *beside = score_jobs(queries, [self._job(weigh), *self.beside])
-        if self.beside_window is not None:
-            beside.extend(self.beside_window(queries))
-        return LayerScores(raw, torch.stack(beside) if beside else None)
+        return observe_all([self], queries, context, first)[0]
 
     def layer_scores(self, context: LayerContext, gathered: LayerScores | None = None) -> LayerScores:
         """This method's scores of a layer, before pooling, for every budget.
@@ -184,6 +179,50 @@ class Method:
             # a square root commutes with a maximum, and there are fewer of them afterwards
             return Job(lambda block: odds_times_distance(block, 2), self.reduction, _root)
         return Job(lambda block: observed(block, power), self.reduction, weigh)
+
+
+def observe_all(
+    methods: Sequence[Method], queries: Observed, context: LayerContext, first: int = 0
+) -> list[LayerScores]:
+    """`observe` of several methods, all with `observed`: the attention is computed once, and so is every score that several share."""
+    jobs: list[Job] = []
+    places: dict[object, int] = {}
+
+    def place(key: object, job: Job) -> int:
+        if key not in places:
+            places[key] = len(jobs)
+            jobs.append(job)
+        return places[key]
+
+    wanted = []
+    for method in methods:
+        weigh = None
+        if method.weigh is not None:
+            weigh = method.weigh(context)[..., first : first + queries.shape[3]].mul
+        key = (method.observed, method.power, method.reduction, method.weigh)
+        wanted.append([place(key, method._job(weigh)), *(place(job, job) for job in method.beside)])
+    done = score_jobs(queries, jobs)
+    scores = []
+    for method, (own, *others) in zip(methods, wanted, strict=True):
+        beside = [done[other] for other in others]
+        if method.beside_window is not None:
+            beside.extend(method.beside_window(queries))
+        scores.append(LayerScores(done[own], torch.stack(beside) if beside else None))
+    return scores
+
+
+def score_all(
+    methods: Sequence[Method], context: LayerContext, gathered: Sequence[LayerScores | None]
+) -> list[LayerScores]:
+    """`layer_scores` of several methods; gathered: what probes observed for each, None without any."""
+    parts = list(gathered)
+    if context.q is not None and context.q.shape[2]:
+        observers = [i for i, method in enumerate(methods) if method.observed is not None and parts[i] is None]
+        if observers:
+            window = context.window(projected=any(methods[i].projected for i in observers))
+            for i, scores in zip(observers, observe_all([methods[i] for i in observers], window, context), strict=True):
+                parts[i] = scores
+    return [method.layer_scores(context, part) for method, part in zip(methods, parts, strict=True)]
 
 
 def _root(squares: Tensor) -> Tensor:

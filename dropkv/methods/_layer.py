@@ -48,7 +48,7 @@ class LayerContext:
         wo = self.wo() if callable(self.wo) else self.wo
         if wo is None:
             raise UsageError("this method needs the output projection: pass wo, [model dim, heads * d_v]")
-        return wo
+        return wo.detach()
 
     @cached_property
     def roots(self) -> Tensor:

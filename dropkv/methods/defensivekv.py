@@ -20,9 +20,10 @@ SAFE = 0.9
 
 
 def smoothed(block: Block, power: int) -> Tensor:
-    """p averaged over neighbouring keys, every row scaled to its own sum [rows, c]."""
+    """p averaged over neighbouring keys that the query sees, every row scaled to its own sum [rows, c]."""
     p = block.probability()
     pooled = F.avg_pool1d(p.unsqueeze(1), NEIGHBOURS, stride=1, padding=NEIGHBOURS // 2).squeeze(1)
+    pooled.mul_(p > 0)  # nothing spills into the query's future
     return pooled.mul_(p.sum(-1, keepdim=True) / pooled.sum(-1, keepdim=True).clamp(min=1e-30))
 
 

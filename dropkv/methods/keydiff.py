@@ -1,4 +1,7 @@
-"""KeyDiff (arXiv 2504.15364): s_j = -cos(k_j, mean over i of k_i / ||k_i||), on keys after RoPE; no queries, nothing forced."""
+"""KeyDiff (arXiv 2504.15364): s_j = -cos(k_j, mean over i of k_i / ||k_i||), on keys after RoPE; no queries, nothing forced.
+
+The paper works block by block while the document is read; here, as in NVIDIA/kvpress, once at its end. Some texts take the mean of the raw keys.
+"""
 
 from torch import Tensor
 

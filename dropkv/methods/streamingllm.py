@@ -1,4 +1,7 @@
-"""StreamingLLM (arXiv 2309.17453): the first 4 tokens and the most recent ones; s_j = position, the first 4 get n + 1. Positions are kept."""
+"""StreamingLLM (arXiv 2309.17453): the first 4 tokens and the most recent ones; s_j = position, the first 4 get n + 1. Positions are kept.
+
+The paper numbers the kept tokens anew; here keys keep the rotation they were computed with, as in NVIDIA/kvpress without its re-rotation.
+"""
 
 import torch
 from torch import Tensor

@@ -6,8 +6,8 @@ import contextlib
 import io
 import json
 import os
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,0 +1,89 @@
+"""The reader of a compression: copies out what one method keeps, in file order, while a prefill goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dropkv.budgets import Kept
+from dropkv.methods import Choice, LayerContext, LayerScores, Method
+from dropkv.models import LayerGeometry
+from formats import LayerEntries
+
+
+class Keeper:
+    """Keeps entries by one method; rules that share entries among layers trim earlier layers as they go."""
+
+    def __init__(self, method: Method, kept: int, n: int, geometry: Sequence[LayerGeometry]) -> None:
+        self.methods: Sequence[Method] = (method,)
+        self.geometry = geometry
+        self._full = [index for index, layer in enumerate(geometry) if layer.kind == "full"]
+        self._choice = Choice(
+            method, n if method.keeps_all else kept, [geometry[index].kv_heads for index in self._full], n
+        )
+        self._layers: list[LayerEntries] = []
+
+    def full(self, layer: int, context: LayerContext, scores: Sequence[LayerScores]) -> None:
+        chosen = self._choice.add(scores[0])
+        self._layers.append(take(context.k, context.v, chosen, scores[0].raw))
+        if self._choice.shares:
+            for index, counts in zip(self._full, self._choice.held(), strict=False):
+                self._layers[index] = trim(self._layers[index], counts)
+
+    def sliding(self, layer: int, k: Tensor, v: Tensor) -> None:
+        newest = _newest(k, self.geometry[layer].window)
+        self._layers.append(take(k, v, newest, torch.zeros(k.shape[:2], device=k.device)))
+
+    def finish(self) -> tuple[LayerEntries, ...]:
+        """The kept entries of every layer."""
+        for index, chosen in zip(self._full, self._choice.finish(), strict=True):
+            entries = trim(self._layers[index], chosen.counts)
+            self._layers[index] = replace(entries, admit=chosen.admit.int())
+        return tuple(self._layers)
+
+
+def take(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEntries:
+    """Copy the kept entries of k [kv_heads, n, d_k] and v [kv_heads, n, d_v] out in file order: head after head, ascending admit."""
+    heads = torch.repeat_interleave(torch.arange(k.shape[0], device=k.device), chosen.counts)
+    offsets = torch.zeros(k.shape[0] + 1, dtype=torch.int32, device=k.device)
+    offsets[1:] = chosen.counts.cumsum(0)
+    return LayerEntries(
+        keys=k[heads, chosen.positions],
+        values=v[heads, chosen.positions],
+        offsets=offsets,
+        positions=chosen.positions.int(),
+        admit=chosen.admit.int(),
+        scores=scores[heads, chosen.positions].float(),
+    )
+
+
+def trim(entries: LayerEntries, counts: Tensor) -> LayerEntries:
+    """Only the first counts [kv_heads] entries of every head."""
+    sizes = entries.offsets.diff()
+    if bool((sizes == counts).all()):
+        return entries
+    offsets = torch.zeros_like(entries.offsets)
+    offsets[1:] = counts.cumsum(0)
+    heads = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    within = torch.arange(len(heads), device=counts.device) - offsets[heads]
+    index = entries.offsets[heads] + within
+    return LayerEntries(
+        keys=entries.keys[index],
+        values=entries.values[index],
+        offsets=offsets,
+        positions=entries.positions[index],
+        admit=entries.admit[index],
+        scores=entries.scores[index],
+    )
+
+
+def _newest(k: Tensor, window: int | None) -> Kept:
+    """A sliding layer's last window of entries, newest first."""
+    heads, n, _ = k.shape
+    count = n if window is None else min(n, window)
+    line = torch.arange(n - 1, n - 1 - count, -1, device=k.device)
+    counts = torch.full((heads,), count, device=k.device)
+    return Kept(line.repeat(heads), torch.arange(1, count + 1, device=k.device).repeat(heads), counts)
