@@ -62,7 +62,8 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note)
     for length in plan.lengths:
         if length > model.max_positions - 128:
             raise UsageError(
-                f"length {length} leaves no room to answer: {model.id} has {model.max_positions} positions, use --length {model.max_positions - 128} or less"
+                f"length {length} leaves no room to answer: {model.id} has {model.max_positions} positions, "
+                f"use --lengths {model.max_positions - 128} or less"
             )
     for name in plan.tasks:
         try:

@@ -15,7 +15,6 @@ from dropkv.budgets import Kept, kept_count
 from dropkv.methods import Method
 from dropkv.methods._layer import LayerContext, LayerScores
 from dropkv.models import LayerGeometry, Model
-from dropkv.observers import Observation
 from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
 from dropkv.prefill import read
@@ -120,13 +119,10 @@ def survey(
         pairs = sorted({pair for pair in wanted if pair[0] in observers and pair[1] in known and pair[1] != "full"})
         if not pairs and (result.keys or observers == ("replay",)):
             continue
-        observation: Observation
+        chosen = [methods.get(name) for _, name in pairs]
+        observation = plan_tail(window, len(document))
         if observers == ("replay",):
             observation = plan_replays(seam, document, head_tokens, chunk)
-        else:
-            observation = plan_tail(window, len(document))
-        chosen = [methods.get(name) for _, name in pairs]
-        if observers == ("replay",):
             chosen = [method.under_replay(head_tokens) for method in chosen]
         collector = Collector(chosen, model.geometry)
         read(model, document, observation, collector, seed=seed)
