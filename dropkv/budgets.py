@@ -43,7 +43,7 @@ def check_forced(budget: float | int, n: int, forced: int) -> None:
     if asked < least:
         raise BudgetError(
             f"budget {budget} is {asked} entries per head of {n} tokens, fewer than the {least} that are always kept: "
-            f"use --budget {least} or more, or --observe tail, which forces fewer"
+            f"use --budget {least} or more, or 1.0 to keep everything"
         )
 
 

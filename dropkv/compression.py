@@ -14,22 +14,24 @@ from dropkv.documents import Document
 from dropkv.errors import DocumentError, UsageError
 from dropkv.generate import Session
 from dropkv.identity import describe
-from dropkv.memory import read_peak, start_peak
+from dropkv.memory import expected_peak, read_peak, start_peak
 from dropkv.methods import Method, Pool
 from dropkv.models import Model
 from dropkv.observers import Observation, observe
-from dropkv.prefill import Prefilled, prefill
+from dropkv.prefill import SLICE, Prefilled, prefill
 from dropkv.prompts import Seam
 from dropkv.settings import CompressSettings
 from formats import BudgetInfo, DocumentInfo, LayerInfo, Metadata, write_file
 
-QUESTION_ROOM = 64  # positions left free behind a document, so that something can be asked of it
+QUESTION_ROOM = 320  # positions left free behind a document: a question and an answer of the default length (an eighth of short contexts)
 ENTRY_OVERHEAD = 12  # bytes of position, admit and score beside an entry's key and value
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything decided about a document before the model reads it. ids: template head and document; kept: entries per KV head."""
+    """Everything decided about a document before the model reads it. ids: template head and document; kept: entries per KV head;
+    whole_tokens: what ids would have been without --truncate.
+    """
 
     seam: Seam
     ids: tuple[int, ...]
@@ -38,11 +40,17 @@ class Plan:
     method: Method
     kept: int
     settings: CompressSettings
+    whole_tokens: int
 
     @property
     def tokens(self) -> int:
         """n, document tokens with the template head."""
         return len(self.ids)
+
+    @property
+    def truncated_from(self) -> int | None:
+        """Tokens of the whole document where it was cut, else None."""
+        return self.whole_tokens if self.whole_tokens > self.tokens else None
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class Estimate:
     file_bytes: int
     full_cache_bytes: int
     peak_bytes: int
+    document_tokens_before_truncation: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class Report:
     prefill_seconds: float
     score_seconds: float
     peak_memory_bytes: int
+    document_tokens_before_truncation: int | None = None
 
 
 class Compression:
@@ -109,8 +119,9 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
             f"{document.name}: the tokenizer of {model.id} makes no tokens of it, give a document with text"
         )
     ids = head + body
+    whole = len(ids)
     observation = observe(settings, seam, ids, len(head))
-    limit = model.max_positions - max(QUESTION_ROOM, observation.longest_probe)
+    limit = model.max_positions - max(min(QUESTION_ROOM, model.max_positions // 8), observation.longest_probe)
     if len(ids) > limit:
         if not settings.truncate or limit <= len(head):
             raise DocumentError(_too_long(document, len(ids), limit, model, settings))
@@ -123,7 +134,7 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
     else:
         check_forced(settings.budget, len(ids), forced)
         kept = kept_count(settings.budget, len(ids), forced)
-    return Plan(seam, tuple(ids), len(head), observation, method, kept, settings)
+    return Plan(seam, tuple(ids), len(head), observation, method, kept, settings, whole)
 
 
 def _too_long(document: Document, tokens: int, limit: int, model: Model, settings: CompressSettings) -> str:
@@ -174,8 +185,16 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
         full_entries,
         kept_bytes + tokens,
         full_bytes,
-        weights + widest + kept_bytes + 2 * hidden,
+        expected_peak(model.device, weights) + widest + kept_bytes + 4 * hidden + _slice_bytes(model),
+        planned.truncated_from,
     )
+
+
+def _slice_bytes(model: Model) -> int:
+    """What one slice of one layer computes on the way: projections, the MLP's two halves, float32 copies of norms."""
+    config = model.network.config
+    width = 4 * int(config.hidden_size) + 3 * int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    return SLICE * width * max(4, model.dtype.itemsize)
 
 
 def compress_document(
@@ -202,6 +221,7 @@ def compress_document(
         prefill_seconds=prefilled.prefill_seconds,
         score_seconds=prefilled.score_seconds,
         peak_memory_bytes=read_peak(model.device),
+        document_tokens_before_truncation=planned.truncated_from,
     )
     return Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled), report)
 
@@ -217,7 +237,9 @@ def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefil
         writer=f"dropkv {__version__}",
         model=identity,
         tokenizer=tokenizer,
-        document=DocumentInfo(document.name, document.sha256, planned.tokens, planned.head_tokens),
+        document=DocumentInfo(
+            document.name, document.sha256, planned.tokens, planned.head_tokens, planned.whole_tokens
+        ),
         method={
             "name": method.name,
             "power": method.power,

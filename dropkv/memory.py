@@ -10,6 +10,7 @@ import torch
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
+PROGRAM = 256 << 20  # mapped parts of Python, PyTorch and transformers that a run touches
 
 
 def start_peak(device: torch.device) -> None:
@@ -21,12 +22,31 @@ def start_peak(device: torch.device) -> None:
         CLEAR.write_text("5")  # Linux: resets the peak resident set of this process
 
 
+def expected_peak(device: torch.device, weights: int) -> int:
+    """Bytes that a loaded model of `weights` bytes takes before it reads anything: on a CPU the program itself is counted, and weights
+    that are mapped from a file but have not been touched yet."""
+    if device.type == "cuda":
+        return weights
+    resident, mapped = _status("VmRSS"), _status("RssFile")
+    if resident is None or mapped is None:
+        return weights
+    return resident if resident - mapped >= weights else resident - mapped + weights + PROGRAM
+
+
 def read_peak(device: torch.device) -> int:
     """Peak bytes since `start_peak`: allocated on a GPU, resident on a CPU (weights included)."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    peak = _status("VmHWM")
+    if peak is not None:
+        return peak
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _status(name: str) -> int | None:
+    """A figure of this process in bytes, where the system tells it."""
     with suppress(OSError):
         for line in STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(name + ":"):
                 return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return None

@@ -77,18 +77,28 @@ class TokenizerIdentity(Record):
 
 @dataclass(frozen=True)
 class DocumentInfo(Record):
-    """The document: `sha256` of its raw bytes, `tokens` (n) with the `head_tokens` of the chat template before it."""
+    """The document: `sha256` of its raw bytes, `tokens` (n) that were read, with the `head_tokens` of the chat template before it.
+
+    `whole_tokens` is what all of it would have been: more than `tokens` when it was cut to fit the model.
+    """
 
     name: str
     sha256: str
     tokens: int
     head_tokens: int
+    whole_tokens: int
 
     @classmethod
     def from_json(cls, value: object, where: str = "document") -> DocumentInfo:
         get = Fields(value, where, cls.keys())
         tokens = get.whole("tokens", 1, MAX_TOKENS)
-        return cls(get.text("name"), get.digest("sha256", 64), tokens, get.whole("head_tokens", 0, tokens))
+        return cls(
+            get.text("name"),
+            get.digest("sha256", 64),
+            tokens,
+            get.whole("head_tokens", 0, tokens),
+            get.whole("whole_tokens", tokens, MAX_TOKENS),
+        )
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def build_sample(
             "tiny", "folder", None, "LlamaForCausalLM", {"b": [1, 2.5, None], "a": {"z": 1, "y": True}}, "c0", {}
         ),
         tokenizer=TokenizerIdentity("f0", "t0", {"enable_thinking": False}, None),
-        document=DocumentInfo('süß "quoted" \\ 文.txt', "ab" * 32, n, 3),
+        document=DocumentInfo('süß "quoted" \\ 文.txt', "ab" * 32, n, 3, n + 7),
         method={"name": "adadropkv", "pool": 7},
         observer={"name": "replay", "chunk": 512},
         budget=BudgetInfo(0.3, 12, "head-adaptive", 0.2, 0, 0, True),

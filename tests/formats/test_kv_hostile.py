@@ -178,7 +178,11 @@ FORGED = {
     "absurd layers": (lambda f: f.about.update(layers=f.about["layers"][:1] * 1025), r"metadata layers: .* 1 to 1024"),
     "no layers": (lambda f: f.about.update(layers=[]), r"metadata layers"),
     "absurd tokens": (lambda f: f.about["document"].update(tokens=2**31), r"document\.tokens"),
-    "huge tokens": (lambda f: f.about["document"].update(tokens=2**31 - 1), r"tokens: the tensor table"),
+    "huge tokens": (
+        lambda f: f.about["document"].update(tokens=2**31 - 1, whole_tokens=2**31 - 1),
+        r"tokens: the tensor table",
+    ),
+    "cut to more than all": (lambda f: f.about["document"].update(whole_tokens=39), r"document\.whole_tokens: is 39"),
     "kept above tokens": (lambda f: f.about["budget"].update(kept=41), r"budget\.kept: is 41"),
     "other dtype": (lambda f: f.about.update(dtype="float16"), r"layers\.0\.keys"),
     "unknown dtype": (lambda f: f.about.update(dtype="int4"), r"metadata dtype: is the text 'int4'"),
