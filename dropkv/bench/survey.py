@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dropkv import methods
-from dropkv.budgets import Kept, kept_count
+from dropkv.bench.masks import Masks
 from dropkv.methods import Method
 from dropkv.methods._layer import LayerContext, LayerScores
 from dropkv.models import LayerGeometry, Model
@@ -19,8 +19,6 @@ from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
 from dropkv.prefill import read
 from dropkv.prompts import Seam
-
-LARGEST = 1.0  # nested methods are selected once, at this budget, and cut by admit
 
 
 class Collector:
@@ -57,7 +55,7 @@ class Survey:
         self._device = model.device
         self._methods: dict[tuple[str, str], Method] = {}
         self._layers: dict[tuple[str, str], list[LayerScores]] = {}
-        self._nested: dict[tuple[str, str], Tensor] = {}
+        self._masks: dict[tuple[str, str], Masks] = {}
 
     def take(self, observers: Sequence[str], collector: Collector) -> None:
         """Add what one prefill collected, an observer for each of its methods; keys and values are the same for all."""
@@ -75,26 +73,11 @@ class Survey:
     def keep(self, observer: str, method: str, budget: float) -> Tensor:
         """What a method keeps at a budget, bool [layers, kv_heads, n]; sliding layers keep everything."""
         name = (observer, method)
-        chosen = self._methods[name]
-        if not chosen.nested:
-            return self._mask(chosen.choose(self._layers[name], budget))
-        if name not in self._nested:
-            admit = torch.zeros(self._shape, dtype=torch.int64, device=self._device)
-            for layer, kept in zip(self._full, chosen.choose(self._layers[name], LARGEST), strict=True):
-                admit[layer][_heads(kept), kept.positions] = kept.admit
-            self._nested[name] = admit
-        return self._nested[name] <= kept_count(budget, self.n, len(chosen.forced(self.n)))
-
-    def _mask(self, layers: Sequence[Kept]) -> Tensor:
+        if name not in self._masks:
+            self._masks[name] = Masks(self._methods[name], self._layers[name])
         keep = self.everything
-        for layer, kept in zip(self._full, layers, strict=True):
-            keep[layer] = False
-            keep[layer][_heads(kept), kept.positions] = True
+        keep[self._full] = self._masks[name].keep(budget)
         return keep
-
-
-def _heads(kept: Kept) -> Tensor:
-    return torch.repeat_interleave(torch.arange(len(kept.counts), device=kept.counts.device), kept.counts)
 
 
 def survey(

@@ -74,4 +74,6 @@ def test_rows_must_be_even():
     layers = [torch.zeros(2, 2, N, 16)] * 3
     keep = torch.ones(3, 2, N, dtype=torch.bool)
     with pytest.raises(ValueError, match="same number of rows"):
-        answer_rows(model, layers, layers, [Row(0, (5,), keep)] * 2 + [Row(1, (5,), keep)], starts=[N] * 3, max_new_tokens=2)
+        answer_rows(
+            model, layers, layers, [Row(0, (5,), keep)] * 2 + [Row(1, (5,), keep)], starts=[N] * 3, max_new_tokens=2
+        )

@@ -1,0 +1,93 @@
+"""What every method keeps at every budget, as masks, for all layers of a document at once.
+
+The same sets as `Method.choose`, which goes layer by layer and puts them in file order: a test compares them for every method. Here nothing
+needs an order, so a budget is a comparison of ranks, and a GPU does a document's layers in a few operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dropkv.budgets import Kept, floor_of, head_order, kept_count
+from dropkv.layer_budgets import pyramid_counts
+from dropkv.methods import Method
+from dropkv.methods._layer import LayerScores
+
+
+class Masks:
+    """Kept sets of one method over the layers that have a budget; every layer has the same KV heads."""
+
+    def __init__(self, method: Method, layers: Sequence[LayerScores]) -> None:
+        self.method = method
+        self.layers = layers
+        self.raw = torch.stack([scores.raw for scores in layers]).float()  # [layers, kv_heads, n]
+        self.forced = method.forced(self.raw.shape[2])
+        self._ranks: tuple[Tensor, Tensor] | None = None
+
+    def keep(self, budget: float | int) -> Tensor:
+        """bool [layers, kv_heads, n]."""
+        method, n = self.method, self.raw.shape[2]
+        kept = n if method.keeps_all else kept_count(budget, n, len(self.forced))
+        if kept >= n:
+            return torch.ones_like(self.raw, dtype=torch.bool)
+        if method.recent_half or method.two_stages or method.rule == "cake-layers":
+            return mask_of(method.choose(self.layers, budget), self.raw.shape, self.raw.device)
+        in_head, among = self._ranked(kept)
+        if method.rule == "uniform":
+            return in_head < kept
+        if method.rule == "layer-pyramid":
+            counts = pyramid_counts(kept, n, len(self.forced), len(self.layers))
+            return in_head < torch.tensor(counts, device=self.raw.device).view(-1, 1, 1)
+        floor = int(floor_of(kept, len(self.forced), method.alpha))
+        groups = among.reshape(1 if method.rule == "model-wide" else len(self.layers), -1)
+        free = torch.where(in_head.reshape(groups.shape) < floor, n * self.raw.numel(), groups)
+        places = groups.shape[1] // n * (kept - floor)
+        if places == 0:
+            return in_head < floor
+        limit = free.kthvalue(places, dim=1, keepdim=True).values
+        return (in_head < floor) | (free <= limit).view(self.raw.shape)
+
+    def _ranked(self, kept: int) -> tuple[Tensor, Tensor]:
+        """Ranks [layers, kv_heads, n] inside the head, and among all that share a budget (the layer, or the model)."""
+        if self._ranks is not None:
+            return self._ranks
+        method, shape = self.method, self.raw.shape
+        if method.ranked is None:
+            pooled = method.pooled(self.raw.flatten(0, 1))
+        else:
+            pooled = torch.cat([method.comparable(scores, kept, self.forced) for scores in self.layers])
+        in_head = _inverse(head_order(pooled, self.forced, self.raw.flatten(0, 1))).view(shape)
+        among = in_head
+        if method.rule in ("head-adaptive", "model-wide"):
+            groups = 1 if method.rule == "model-wide" else shape[0]
+            first = pooled.double().clone().view(shape)
+            second = self.raw.double().clone()
+            if self.forced:
+                index = torch.tensor(self.forced, device=first.device)
+                first[..., index] = torch.inf
+                second[..., index] = index.double()
+            first, second = first.reshape(groups, -1), second.reshape(groups, -1)
+            order = torch.sort(second, dim=1, descending=True, stable=True).indices
+            order = order.gather(1, torch.sort(first.gather(1, order), dim=1, descending=True, stable=True).indices)
+            among = _inverse(order).view(shape)
+        if method.ranked is None:  # otherwise the ranks belong to this budget alone
+            self._ranks = (in_head, among)
+        return in_head, among
+
+
+def mask_of(layers: Sequence[Kept], shape: Sequence[int], device: torch.device) -> Tensor:
+    """Kept entries of every layer as a mask, bool [layers, kv_heads, n]."""
+    keep = torch.zeros(tuple(shape), dtype=torch.bool, device=device)
+    for layer, kept in enumerate(layers):
+        heads = torch.repeat_interleave(torch.arange(len(kept.counts), device=device), kept.counts)
+        keep[layer][heads, kept.positions] = True
+    return keep
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """The rank of every entry from the order of the entries, along the last dimension."""
+    line = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, line)

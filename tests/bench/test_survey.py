@@ -1,0 +1,82 @@
+"""One prefill for all: the survey's kept sets are those of each method's own compression, at every budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dropkv import methods
+from dropkv.bench.accuracy import cells_of
+from dropkv.bench.masks import mask_of
+from dropkv.bench.plan import AccuracyPlan
+from dropkv.bench.survey import Survey, survey
+from dropkv.budgets import kept_count
+from dropkv.observers.replay import plan_replays
+from dropkv.observers.tail import plan_tail
+from dropkv.prefill import prefill
+from dropkv.prompts import Seam
+from tests import tiny
+
+N, HEAD, CHUNK = 130, 6, 50
+BUDGETS = (0.15, 0.4, 1.0)
+OBSERVED = [name for name in methods.names() if name != "full"]
+
+
+def document() -> list[int]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(3, tiny.VOCABULARY - 10, (N,), generator=generator).tolist()
+
+
+@pytest.fixture(scope="module")
+def surveyed() -> tuple[Survey, object]:
+    model = tiny.model("llama")
+    seam = Seam.of(model.tokenizer, name=model.id)
+    pairs = [(observer, name) for observer in ("tail", "replay") for name in OBSERVED]
+    pairs = [pair for pair in pairs if pair != ("tail", "kvzip")]
+    return survey(model, seam, document(), pairs, head_tokens=HEAD, chunk=CHUNK, window=8, seed=0), model
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("name", OBSERVED)
+@pytest.mark.parametrize("observer", ["tail", "replay"])
+def test_masks_are_what_a_compression_keeps(surveyed, observer, name, budget):
+    result, model = surveyed
+    method = methods.get(name)
+    if observer == "tail" and "replay" in method.needs:
+        return
+    seam = Seam.of(model.tokenizer, name=model.id)
+    observation = plan_tail(8, N)
+    if observer == "replay":
+        method, observation = method.under_replay(HEAD), plan_replays(seam, document(), HEAD, CHUNK)
+    kept = kept_count(budget, N, len(method.forced(N)))
+    own = prefill(model, document(), observation, method, kept)
+    want = torch.zeros(3, 2, N, dtype=torch.bool)
+    for layer, entries in enumerate(own.layers):
+        heads = torch.repeat_interleave(torch.arange(2), entries.offsets.diff())
+        want[layer][heads, entries.positions.long()] = True
+    assert torch.equal(result.keep(observer, name, budget), want)
+
+
+def test_masks_hold_with_ties():
+    """Scores of few values, forced entries, every rule: the same sets as choosing layer by layer."""
+    from dropkv.bench.masks import Masks
+    from dropkv.methods._layer import LayerScores
+
+    generator = torch.Generator().manual_seed(1)
+    for name in ("dropkv", "adadropkv", "pyramidkv", "kvzip"):
+        method = methods.get(name)
+        layers = [LayerScores(torch.randint(4, (3, 60), generator=generator).float()) for _ in range(4)]
+        for budget in (0.15, 0.3, 0.7):
+            want = mask_of(method.choose(layers, budget), (4, 3, 60), torch.device("cpu"))
+            assert torch.equal(Masks(method, layers).keep(budget), want), (name, budget)
+
+
+def test_cells_ask_no_control_twice():
+    plan = AccuracyPlan(methods=("dropkv", "keydiff", "kvzip", "full", "no-document"), budgets=(0.1, 0.5))
+    cells = cells_of(plan, "question-free")
+    assert len(cells) == len(set(cells))
+    assert [cell.budget for cell in cells if cell.method == "full"] == [1.0]
+    assert {cell.observer for cell in cells if cell.method == "dropkv"} == {"replay", "tail"}
+    assert {cell.observer for cell in cells if cell.method == "keydiff"} == {"none"}
+    assert {cell.observer for cell in cells if cell.method == "kvzip"} == {"replay"}
+    assert {cell.observer for cell in cells_of(plan, "question-aware") if cell.method == "dropkv"} == {"question"}
