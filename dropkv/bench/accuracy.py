@@ -46,7 +46,7 @@ def cells_of(plan: AccuracyPlan, setting: Setting) -> list[Cell]:
             continue
         unobserved = methods.get(method).observed is None
         for observer in ("none",) if unobserved else observers:
-            if observer == "tail" and "replay" in methods.get(method).needs:
+            if observer != "replay" and "replay" in methods.get(method).needs:
                 continue
             cells.extend(Cell(observer, method, budget) for budget in plan.budgets)
     return cells

@@ -79,4 +79,6 @@ def test_cells_ask_no_control_twice():
     assert {cell.observer for cell in cells if cell.method == "dropkv"} == {"replay", "tail"}
     assert {cell.observer for cell in cells if cell.method == "keydiff"} == {"none"}
     assert {cell.observer for cell in cells if cell.method == "kvzip"} == {"replay"}
-    assert {cell.observer for cell in cells_of(plan, "question-aware") if cell.method == "dropkv"} == {"question"}
+    aware = cells_of(plan, "question-aware")
+    assert {cell.observer for cell in aware if cell.method == "dropkv"} == {"question"}
+    assert not [cell for cell in aware if cell.method == "kvzip"]  # it observes with replays alone
