@@ -35,7 +35,17 @@ def main() -> None:
         while waiting and len(running) < given.processes:
             task, length, setting = waiting.pop(0)
             name = f"{task}-{length}-{setting}"
-            command = [sys.executable, "-m", "dropkv_cli", "bench", "accuracy", given.plan, "-o", str(given.output / name), "--json"]
+            command = [
+                sys.executable,
+                "-m",
+                "dropkv_cli",
+                "bench",
+                "accuracy",
+                given.plan,
+                "-o",
+                str(given.output / name),
+                "--json",
+            ]
             command += ["--tasks", task, "--lengths", str(length), "--settings", setting]
             with open(given.output / f"{name}.log", "wb") as log:
                 process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
