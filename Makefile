@@ -9,6 +9,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip insta
 .DEFAULT_GOAL := help
 
 help:
+	@echo "make venv          install into $(VENV), which the others do when they need it"
 	@echo "make demo          install into $(VENV), compress the example story, ask it three questions"
 	@echo "make test          ruff, mypy, pytest"
 	@echo "make lint          ruff alone"

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dropkv.errors import QuestionError
-from dropkv_cli.output import complain, harmless, json_line, result, say
+from dropkv_cli.output import complain, harmless, json_line, one_line, result, say
 
 if TYPE_CHECKING:
     from dropkv.generate import Answer
@@ -35,7 +35,7 @@ class Asker:
             if not self.as_json and len(questions) > 1:
                 if number:
                     result("")
-                say(f"Q: {harmless(question)}")
+                say(f"Q: {one_line(question)}")
             try:
                 self.answer(question)
             except QuestionError as error:
@@ -43,10 +43,12 @@ class Asker:
                 if len(questions) == 1:
                     raise
                 complain(str(error))
+                if self.as_json:
+                    json_line({"question": question, "error": str(error)})
         return 1 if failures else 0
 
     def prompt(self) -> int:
-        """Read questions from the terminal until an empty line or the end of input."""
+        """Read questions from the terminal until an empty line or the end of input. Ctrl-C stops an answer, not the prompt."""
         with contextlib.suppress(ImportError):
             importlib.import_module("readline")  # gives input() editing and a history
         say("Ask about the document; an empty line or Ctrl-D ends.")
@@ -62,20 +64,36 @@ class Asker:
                 self.answer(question)
             except QuestionError as error:
                 complain(str(error))
+            except KeyboardInterrupt:
+                (result if self.streaming else say)("")
 
     def answer(self, question: str) -> None:
-        """Print one answer: piece by piece on a terminal, whole otherwise."""
+        """Print one answer: piece by piece on a terminal, whole otherwise. Ctrl-C leaves a conversation as far as it has come."""
         stream = self.source.stream(question, self.sampling)
-        if self.streaming:
-            for piece in stream:
-                result(harmless(piece), newline=False)
-            result("")
-            return
-        answer = stream.result()
+        try:
+            if self.streaming:
+                for piece in stream:
+                    result(harmless(piece), newline=False)
+                result("")
+            answer = stream.result()
+        finally:
+            stream.close()
         if self.as_json:
             json_line(self._record(answer))
+            return
+        if not self.streaming:
+            result(answer.text)
+        self._note_cut(answer)
+
+    def _note_cut(self, answer: Answer) -> None:
+        """An answer that the model did not end itself looks like one that it did."""
+        count = answer.generated_tokens
+        if answer.stopped:
+            return
+        if count < self.sampling.max_new_tokens:
+            say(f"(cut off after {count:,} tokens; the model has no positions left behind the document)")
         else:
-            result(harmless(answer.text) if sys.stdout.isatty() else answer.text)
+            say(f"(cut off after {count:,} tokens; --max-new-tokens raises the limit)")
 
     def _read_line(self) -> str:
         if self.streaming:
@@ -92,6 +110,7 @@ class Asker:
             "prefix_entries": answer.prefix_entries,
             "prefilled_tokens": answer.prefilled_tokens,
             "generated_tokens": answer.generated_tokens,
+            "stopped": answer.stopped,
             "seconds": {
                 "load": self.kv.seconds_load,
                 "first_token": answer.seconds_first_token,

@@ -11,14 +11,14 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import CompressSettings
-from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, json_option
-from dropkv_cli.output import complain, json_line, say, size
+from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, given, json_option, seed
+from dropkv_cli.output import compared, complain, json_line, say, size
 from dropkv_cli.progress import progress_bar, waiting
 from dropkv_cli.targets import Target, check_target, plan_targets
-from formats.errors import FormatError
+from formats.errors import FormatError, show_path
 
 if TYPE_CHECKING:
-    from dropkv.compression import Compression, Estimate
+    from dropkv.compression import Compression, Estimate, Report
     from dropkv.documents import Document
     from dropkv.models import Model
 
@@ -117,7 +117,7 @@ class Job:
 @flag("--no-tokens", help="Leave the document's token ids out of the file.")
 @flag("--truncate", help="Cut a document that does not fit the model's context instead of refusing it.")
 @click.option(
-    "--seed", type=int, default=DEFAULTS.seed, show_default=True, metavar="N", help="Seed of the method random."
+    "--seed", type=seed, default=DEFAULTS.seed, show_default=True, metavar="N", help="Seed of the method random."
 )
 @flag("--force", help="Replace an output file that exists.")
 @flag("--dry-run", help="Print sizes and the memory needed, and write nothing.")
@@ -138,7 +138,7 @@ def command(
     """Read documents once and write one small .kv file for each.
 
     DOC is a text file in UTF-8 (.txt, .md), or - for standard input. Several documents share one load of the model;
-    when one of them fails, the others are still written, and the exit code is 1.
+    when one of them fails, the others are still written, and the exit code is 1; with --json it gets a line with its error.
     """
     if output is None and not dry_run:
         raise UsageError("name the file to write with -o FILE, or try --dry-run")
@@ -146,6 +146,7 @@ def command(
     todo, failures = _readable(plan_targets(documents, output), job)
     if todo:
         _check_method(job.settings)
+        _note_unused(job.settings)
         waiting(f"loading {model} ...")
         started = time.perf_counter()
         from dropkv.models import load_model
@@ -157,7 +158,7 @@ def command(
                 _one(loaded, target, document, job, load_seconds)
             except (DropkvError, FormatError) as error:
                 failures += 1
-                _report(error, target, alone=len(documents) == 1)
+                _report(error, target, job, alone=len(documents) == 1)
             load_seconds = 0.0  # only the first file had to wait for the model
     return 1 if failures else 0
 
@@ -173,16 +174,29 @@ def _readable(targets: list[Target], job: Job) -> tuple[list[tuple[Target, Docum
             todo.append((target, read_document(target.document)))
         except (DropkvError, FormatError) as error:
             failures += 1
-            _report(error, target, alone=len(targets) == 1)
+            _report(error, target, job, alone=len(targets) == 1)
     return todo, failures
 
 
-def _report(error: DropkvError | FormatError, target: Target, *, alone: bool) -> None:
+def _report(error: DropkvError | FormatError, target: Target, job: Job, *, alone: bool) -> None:
     """The failure of one document: the end of the command when it is the only one, else a line."""
     if alone:
         raise error
     text = str(error)
     complain(text if target.shown in text else f"{target.shown}: {text}")
+    if job.as_json:
+        json_line(_names(target) | {"error": text})
+
+
+def _note_unused(settings: CompressSettings) -> None:
+    """Options that were written and that change nothing beside the others."""
+    kind = settings.observe.partition(":")[0]
+    if given("budget") and settings.method == "full":
+        say("note: --budget is not used, --method full keeps everything")
+    if given("window") and kind not in ("tail", "question"):
+        say(f"note: --window is not used with --observe {kind}, which has queries of its own")
+    if given("chunk") and kind != "replay":
+        say(f"note: --chunk is not used with --observe {kind}, which replays nothing")
 
 
 def _check_method(settings: CompressSettings) -> None:
@@ -230,6 +244,7 @@ def _print_result(
             _about(model, target, job)
             | {
                 "document_tokens": report.document_tokens,
+                "truncated_from": _truncated_from(report),
                 "kept_entries": report.kept_entries,
                 "full_entries": report.full_entries,
                 "file_bytes": file_bytes,
@@ -245,11 +260,12 @@ def _print_result(
             }
         )
         return
-    say(f"{target.shown} -> {target.path}")
+    say(f"{target.shown} -> {show_path(target.path or '')}")
+    _say_cut(report)
     say(_sizes(report.document_tokens, report.kept, report.kept_entries, report.full_entries))
     say(
         f"  {size(file_bytes)} on disk, the full cache is {size(report.full_cache_bytes)}: "
-        f"{report.full_cache_bytes / file_bytes:.1f} times smaller"
+        f"{compared(file_bytes, report.full_cache_bytes)}"
     )
     say(
         f"  {total:.1f} s (model {load:.1f}, prefill {report.prefill_seconds:.1f}, score {report.score_seconds:.1f}, "
@@ -263,6 +279,7 @@ def _print_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> 
             _about(model, target, job)
             | {
                 "document_tokens": sizes.document_tokens,
+                "truncated_from": _truncated_from(sizes),
                 "kept_entries": sizes.kept_entries,
                 "full_entries": sizes.full_entries,
                 "file_bytes": sizes.file_bytes,
@@ -273,6 +290,7 @@ def _print_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> 
         )
         return
     say(f"{target.shown}: nothing written (--dry-run)")
+    _say_cut(sizes)
     say(_sizes(sizes.document_tokens, sizes.kept, sizes.kept_entries, sizes.full_entries))
     say(
         f"  about {size(sizes.file_bytes)} on disk, the full cache is {size(sizes.full_cache_bytes)}; "
@@ -287,9 +305,24 @@ def _sizes(tokens: int, kept: int, kept_entries: int, full_entries: int) -> str:
     )
 
 
+def _truncated_from(sizes: Report | Estimate) -> int | None:
+    """Tokens the document had before --truncate cut it, None when it was read whole."""
+    tokens: int | None = getattr(sizes, "document_tokens_before_truncation", None)
+    return tokens
+
+
+def _say_cut(sizes: Report | Estimate) -> None:
+    before = _truncated_from(sizes)
+    if before is not None:
+        say(f"  cut: the first {sizes.document_tokens:,} of {before:,} tokens were read (--truncate)")
+
+
+def _names(target: Target) -> dict[str, Any]:
+    return {"file": None if target.path is None else str(target.path), "document": target.document}
+
+
 def _about(model: Model, target: Target, job: Job) -> dict[str, Any]:
-    return {
-        "file": None if target.path is None else str(target.path),
+    return _names(target) | {
         "model": model.id,
         "method": job.settings.method,
         "observer": job.settings.observe,

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from dropkv_cli.options import json_option
-from dropkv_cli.output import json_line, pairs, result, size
+from dropkv_cli.options import json_option, refuse_pipe
+from dropkv_cli.output import compared, json_line, pairs, result, size
 from formats import Header, LayerInfo, Metadata, read_header
 from formats.errors import printable
 from formats.layout import ITEM_BYTES
@@ -21,6 +21,7 @@ LONGEST = 100  # characters of one value; --json has all of it
 @json_option
 def command(file: str, as_json: bool) -> None:
     """Show what a .kv file holds. Reads the header only: no model, no waiting."""
+    refuse_pipe(file)
     header = read_header(file)
     if as_json:
         json_line(
@@ -41,10 +42,13 @@ def _rows(header: Header) -> list[tuple[str, str]]:
     model, document, tokenizer = metadata.model, metadata.document, metadata.tokenizer
     blocks = sum(len(info.blocks) for info in header.tensors.values())
     rows = [
-        ("model", f"{model.id} ({model.source}{_after(', revision ', model.revision)}), {model.architecture}"),
+        (
+            "model",
+            f"{printable(model.id)} ({model.source}{_after(', revision ', model.revision)}), {model.architecture}",
+        ),
         (
             "document",
-            f"{document.name}, {document.tokens:,} tokens with the {document.head_tokens} of the template's head",
+            f"{printable(document.name)}, {document.tokens:,} tokens with the {document.head_tokens} of the template's head",
         ),
         ("", f"sha256 {document.sha256}"),
         ("method", _parameters(metadata.method, "name")),
@@ -84,7 +88,7 @@ def _plain(value: Any) -> str:
         return " ".join(_plain(item) for item in value.values())
     if isinstance(value, list):
         return f"{len(value)} values" if len(value) > 4 else " ".join(_plain(item) for item in value)
-    return str(value)
+    return printable(str(value))
 
 
 def _budget(metadata: Metadata) -> str:
@@ -105,7 +109,7 @@ def _size(header: Header) -> str:
     metadata = header.metadata
     item = ITEM_BYTES[metadata.dtype]
     full = sum(layer.kv_heads * metadata.document.tokens * (layer.d_k + layer.d_v) * item for layer in metadata.layers)
-    ratio = f"{full / header.file_bytes:.1f} times smaller"
+    ratio = compared(header.file_bytes, full)
     return f"{size(header.file_bytes)} as {metadata.dtype}, the full cache is {size(full)}: {ratio}"
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from dropkv.errors import BudgetError
+from dropkv.errors import BudgetError, UsageError
 from dropkv.settings import check_budget
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -32,6 +33,25 @@ def budget(text: object) -> float | int:
         )
     check_budget(number)
     return number
+
+
+def seed(text: object) -> int:
+    """A seed as written. Raises UsageError for what is no whole number from 0 on."""
+    digits = str(text).strip()
+    if not re.fullmatch(r"[0-9]{1,18}", digits):
+        raise UsageError(f"seed {digits!r} is no seed: use a whole number from 0 on")
+    return int(digits)
+
+
+def given(name: str) -> bool:
+    """Whether the current command's option of that name was written, not left at its default."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def refuse_pipe(file: str) -> None:
+    """Raise UsageError for "-": a .kv file is read in pieces, in any order."""
+    if file == "-":
+        raise UsageError("a .kv file cannot be read from a pipe: name the file, or ./- for a file of that name")
 
 
 def device_options(command: Command) -> Command:

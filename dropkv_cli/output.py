@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -14,10 +18,33 @@ UNITS = ("KiB", "MiB", "GiB", "TiB")
 CONTROL = {code: None for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+LONGEST_LINE = 100  # characters of a question that is repeated
+
+
+class ClosedOutput(io.TextIOBase):
+    """Standard output that was closed before the program began (`>&-`): only who has a result to print fails."""
+
+    def write(self, text: str) -> int:
+        """Fails as the system does."""
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
 def safe_streams() -> None:
-    """Characters that the terminal's encoding lacks are replaced instead of ending the program."""
+    """Streams that can be used: closed ones are replaced, and so are characters that the terminal's encoding lacks."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes this number, which a .kv file would get otherwise
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    if sys.stdout is None:
+        sys.stdout = ClosedOutput()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
@@ -27,13 +54,18 @@ def result(text: str, *, newline: bool = True) -> None:
 
 
 def json_line(record: Mapping[str, Any]) -> None:
-    """Print one JSON object on one line, in ASCII, so that no locale spoils it."""
-    click.echo(json.dumps(record, allow_nan=False))
+    """Print one JSON object on one line, in ASCII, so that no locale spoils it.
+
+    Lone surrogates, which stand for the bytes of a file name that is no text, become U+FFFD: other readers refuse them.
+    """
+    text = SURROGATE.sub("\ufffd", json.dumps(record, allow_nan=False, ensure_ascii=False))
+    click.echo(re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text))
 
 
 def say(text: str) -> None:
-    """Tell the user something that is not a result."""
-    click.echo(text, err=True)
+    """Tell the user something that is not a result; when standard error is full or gone, nobody is left to tell."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
 
 
 def complain(text: str) -> None:
@@ -44,6 +76,21 @@ def complain(text: str) -> None:
 def harmless(text: str) -> str:
     """Text of a model or a file without the control characters that steer a terminal; line feeds and tabs stay."""
     return text.translate(CONTROL)
+
+
+def one_line(text: str, limit: int = LONGEST_LINE) -> str:
+    """Text on one line, cut after `limit` characters."""
+    line = harmless(" ".join(text.split()))
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def compared(file_bytes: int, full_bytes: int) -> str:
+    """How the size of a file compares with that of the full cache."""
+    ratio = full_bytes / file_bytes
+    if ratio >= 1.05:
+        return f"{ratio:.1f} times smaller"
+    percent = round(100 * (file_bytes / full_bytes - 1))
+    return f"{percent:,} % larger" if percent >= 1 else "about as large"
 
 
 def size(count: float) -> str:

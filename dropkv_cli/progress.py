@@ -11,8 +11,11 @@ BAR = "{desc}: {percentage:3.0f}%|{bar:24}| {elapsed} passed, {remaining} left{p
 
 
 @contextmanager
-def progress_bar(name: str, layers: int) -> Iterator[Report | None]:
-    """A callback for layer-tokens done and wanted that draws a bar on standard error; None when that is no terminal."""
+def progress_bar(name: str, layers: int | None = None) -> Iterator[Report | None]:
+    """A callback for steps done and wanted that draws a bar on standard error; None when that is no terminal.
+
+    layers: the steps are tokens in each of so many layers, and their speed is shown.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -23,7 +26,7 @@ def progress_bar(name: str, layers: int) -> Iterator[Report | None]:
         def report(done: int, total: int) -> None:
             bar.total = total
             seconds = bar.format_dict["elapsed"]
-            if seconds > 0:
+            if layers and seconds > 0:
                 bar.set_postfix_str(f"{done / layers / seconds:,.0f} tokens/s", refresh=False)
             bar.update(done - bar.n)
 

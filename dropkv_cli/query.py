@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
 
 from dropkv.errors import QuestionError, UsageError
 from dropkv.settings import Sampling
-from dropkv_cli.options import device_options, flag, json_option
+from dropkv_cli.options import device_options, flag, json_option, refuse_pipe
+from dropkv_cli.options import seed as seed_number
 from dropkv_cli.output import harmless, say, size
 from dropkv_cli.progress import waiting
 from formats import Header, read_header
@@ -65,9 +67,14 @@ DEFAULTS = Sampling()
     help="Sample from the likeliest tokens that have this share together.",
 )
 @click.option(
-    "--seed", type=int, default=None, show_default="another one each time", metavar="N", help="Seed of the sampling."
+    "--seed",
+    type=seed_number,
+    default=None,
+    show_default="another one each time",
+    metavar="N",
+    help="Seed of the sampling.",
 )
-@flag("--chat", help="Later questions see the earlier ones and their answers.")
+@flag("--chat", help="Later questions see the earlier ones and their answers; on a terminal a prompt follows them.")
 @json_option
 def command(
     file: str,
@@ -88,22 +95,31 @@ def command(
     """Answer questions from a .kv file, without the document.
 
     Each question is answered as if it were the only one, unless --chat is given. Answers go to standard output, an
-    empty line between two; with no question on a terminal a prompt opens, which an empty line or Ctrl-D ends.
+    empty line between two; with no question on a terminal a prompt opens, which an empty line or Ctrl-D ends, and where
+    Ctrl-C stops an answer.
+
+    With --json, seconds.load is the loading of the file (not of the model), seconds.first_token and seconds.total are
+    counted from the question on, and stopped is true when the model ended the answer itself, false when the token limit
+    or the end of its context did.
     """
+    refuse_pipe(file)
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
     asked = [*questions, *_from_file(questions_file)]
     _refuse_blank(asked)
     if not asked and not sys.stdin.isatty():
         raise UsageError("no question: give one in quotes after the file, or read them from standard input with -f -")
     header = read_header(file)  # what is no KV file is refused before torch is imported
-    kv = _open(file, header, model, revision, dtype, device, allow_mismatch)
+    kv, model_seconds = _open(file, header, model, revision, dtype, device, allow_mismatch)
     if not as_json:
-        _announce(file, header, kv)
+        _announce(file, header, kv, model_seconds)
 
     from dropkv_cli.asking import Asker
 
     asker = Asker(kv, sampling, chat=chat, as_json=as_json)
-    return asker.ask_all(asked) if asked else asker.prompt()
+    code = asker.ask_all(asked)
+    if not asked or (chat and asker.streaming and sys.stdin.isatty()):
+        asker.prompt()
+    return code
 
 
 def _from_file(name: str | None) -> list[str]:
@@ -136,22 +152,24 @@ def _refuse_blank(questions: list[str]) -> None:
 
 def _open(
     file: str, header: Header, model: str | None, revision: str | None, dtype: str, device: str, allow_mismatch: bool
-) -> KVFile:
-    """The file with its model; the model is loaded only once every byte of the file has been found good."""
+) -> tuple[KVFile, float]:
+    """The file with its model, which is loaded only once every byte of the file has been found good, and the seconds of that."""
     waiting(f"loading {model or header.metadata.model.id} ...")
     from dropkv.library import load_for, open_file
 
     opened = open_file(file)
+    started = time.perf_counter()
     loaded = load_for(opened.header, model, revision=revision, dtype=dtype, device=device)
-    return opened.with_model(loaded, allow_mismatch=allow_mismatch)
+    seconds = time.perf_counter() - started
+    return opened.with_model(loaded, allow_mismatch=allow_mismatch), seconds
 
 
-def _announce(file: str, header: Header, kv: KVFile) -> None:
+def _announce(file: str, header: Header, kv: KVFile, model_seconds: float) -> None:
     """What was loaded, so that nobody has to wonder whether anything was."""
     document, budget = header.metadata.document, header.metadata.budget
     say(
         harmless(
             f"{show_path(file)}: {document.name}, {document.tokens:,} tokens, {budget.kept:,} entries per KV head, "
-            f"{size(header.file_bytes)} loaded in {kv.seconds_load:.2f} s"
+            f"{size(header.file_bytes)} loaded in {kv.seconds_load:.2f} s, the model in {model_seconds:.1f} s"
         )
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dropkv.errors import DropkvError, UsageError
-from formats.errors import ExistingFile, FormatError, WriteFailed, show_path
+from formats.errors import ExistingFile, FormatError, WriteFailed, printable, show_path
 
-STDIN = "-"
+STDIN = STDOUT = "-"
 SUFFIX = ".kv"
 
 
@@ -32,19 +33,25 @@ def plan_targets(documents: Sequence[str], output: str | None) -> list[Target]:
 
     Raises UsageError for what cannot be meant, DropkvError for a folder that is not there.
     """
+    if not all(documents):
+        raise UsageError("a document has an empty name: name a text file, or give - to read standard input")
     if len(set(documents)) < len(documents):
         raise UsageError("a document is given twice: name each one once")
     if output is None:
         return [Target(document, None) for document in documents]
     if not output:
         raise UsageError("-o is empty: name a file such as book.kv, or a folder")
+    if output == STDOUT:
+        raise UsageError("a .kv file cannot go to a pipe: name a file with -o, or ./- for a file of that name")
     folder = Path(output)
-    if not (folder.is_dir() or output.endswith(os.sep)):
+    if not (os.path.isdir(folder) or output.endswith(os.sep)):
         if len(documents) > 1:
             count = len(documents)
             raise UsageError(f"-o {show_path(output)} is one file for {count} documents: give an existing folder")
         return [Target(documents[0], folder)]
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
+        _check_length(folder)
+        _refuse_below_file(folder, folder)
         raise DropkvError(f"{show_path(output)}: no such folder, make it first: mkdir -p {show_path(output)}")
     targets = [Target(document, folder / (_stem(document) + SUFFIX)) for document in documents]
     taken: dict[Path | None, Target] = {}
@@ -64,6 +71,7 @@ def check_target(target: Target, *, force: bool) -> None:
     shown = show_path(path)
     if target.document != STDIN and _same(Path(target.document), path):
         raise UsageError(f"{shown} is the document itself: choose another name with -o")
+    _check_length(path)
     if os.path.lexists(path):
         if path.exists() and not path.is_file():
             raise _refused(WriteFailed("is no regular file", fix="choose another name with -o"), shown)
@@ -71,9 +79,28 @@ def check_target(target: Target, *, force: bool) -> None:
             raise _refused(ExistingFile("exists already"), shown)
     parent = path.parent
     if not parent.is_dir():
+        _refuse_below_file(path, parent)
         raise DropkvError(f"{shown}: its folder does not exist, make it first: mkdir -p {show_path(parent)}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise DropkvError(f"{shown}: the folder {show_path(parent)} is not writable, choose another one with -o")
+
+
+def _check_length(path: Path) -> None:
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            shown = printable(os.fsdecode(path), limit=60)
+            raise DropkvError(f"{shown}: the name is too long for the disk, choose a shorter one with -o") from None
+
+
+def _refuse_below_file(path: Path, folder: Path) -> None:
+    """Raise DropkvError when something that should be a folder is a file: no mkdir helps then."""
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place):
+            if not place.is_dir():
+                raise DropkvError(f"{show_path(path)}: {show_path(place)} is no folder, choose another name with -o")
+            return
 
 
 def _refused(error: FormatError, shown: str) -> FormatError:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dropkv_cli.options import device_options, json_option
+from dropkv_cli.options import device_options, json_option, refuse_pipe
 from dropkv_cli.output import json_line, result, size
 from dropkv_cli.progress import waiting
 from formats import verify_file
@@ -32,6 +32,7 @@ def command(file: str, model: str | None, dtype: str, device: str, revision: str
 
     Prints one line that starts with "ok", or says which byte range is damaged and exits with 1.
     """
+    refuse_pipe(file)
     report = verify_file(file)
     if model is not None:
         _check_identity(report.header.metadata, model, dtype, device, revision)

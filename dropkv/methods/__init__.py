@@ -37,8 +37,9 @@ def get(name: str) -> Method:
     files = method_files()
     known = sorted(files)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
-        raise UsageError(f"unknown method {name!r}: did you mean {' or '.join(near)}?")
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        advice = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}"
+        raise UsageError(f"unknown method {name!r}: {advice}")
     method: Method = import_module(f"{__name__}.{files[name]}").METHOD
     return method
 

@@ -17,7 +17,7 @@ from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
 
 KEYS = {
     "file", "model", "method", "observer", "budget", "document_tokens", "kept_entries", "full_entries", "file_bytes",
-    "full_cache_bytes", "seconds", "peak_memory_bytes",
+    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from",
 }  # fmt: skip
 
 
@@ -34,7 +34,8 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     tokens = header.metadata.document.tokens
     assert record["file"] == str(output) and record["model"] == model.name
     assert (record["method"], record["observer"], record["budget"]) == ("adadropkv", "replay", 0.5)
-    assert record["document_tokens"] == tokens
+    assert record["document_tokens"] == tokens and record["truncated_from"] is None
+    assert record["document"] == str(document)
     assert record["full_entries"] == tokens * 3 * 2
     assert record["full_cache_bytes"] == tokens * 3 * 2 * 32 * 4
     assert record["kept_entries"] == sum(layer.entries for layer in header.metadata.layers) < record["full_entries"]
@@ -104,8 +105,14 @@ def test_a_folder_takes_one_file_per_document_and_failures_do_not_stop_the_rest(
         "compress", *(tmp_path / name for name in names), "-o", f"{out}/", "--model", model, *SETTINGS, "--json"
     )
     assert result.code == 1
-    assert [record["file"] for record in result.records] == [str(out / "one.kv"), str(out / "two.kv")]
-    assert [record["seconds"]["load"] > 0 for record in result.records] == [True, False]
+    good = [record for record in result.records if "error" not in record]
+    assert [record["file"] for record in good] == [str(out / "one.kv"), str(out / "two.kv")]
+    assert [record["seconds"]["load"] > 0 for record in good] == [True, False]
+    bad = {record["document"]: record for record in result.records if "error" in record}
+    assert set(bad) == {str(tmp_path / name) for name in ("empty.txt", "missing.txt", "long.txt", "taken.txt")}
+    assert bad[str(tmp_path / "long.txt")]["file"] == str(out / "long.kv")
+    assert "512 positions" in bad[str(tmp_path / "long.txt")]["error"]
+    assert all(set(record) == {"file", "document", "error"} for record in bad.values())
     assert sorted(path.name for path in out.iterdir()) == ["one.kv", "taken.kv", "two.kv"]
     assert (out / "taken.kv").read_bytes() == b"precious"
     lines = result.err.splitlines()
@@ -171,6 +178,50 @@ def test_truncate_cuts_what_does_not_fit(dropkv: Dropkv, tmp_path: Path, model: 
     assert 300 < read_header(tmp_path / "long.kv").metadata.document.tokens < 512
 
 
+def test_what_truncate_cut_is_said(
+    dropkv: Dropkv, document: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dropkv.compression import Estimate, Report
+
+    for kind in (Report, Estimate):
+        monkeypatch.setattr(kind, "document_tokens_before_truncation", 11_398, raising=False)
+    monkeypatch.setattr("dropkv_cli.compress._truncated_from", lambda sizes: 11_398)
+    output = document.with_suffix(".kv")
+    arguments = ("compress", document, "-o", output, "--model", model, *SETTINGS, "--force")
+    for more in ([], ["--dry-run"]):
+        (record,) = dropkv(*arguments, *more, "--json").records
+        assert record["truncated_from"] == 11_398
+        line = f"  cut: the first {record['document_tokens']} of 11,398 tokens were read (--truncate)\n"
+        assert line in dropkv(*arguments, *more).err
+
+
+def test_options_that_change_nothing_are_said(dropkv: Dropkv, document: Path, model: Path) -> None:
+    arguments = ("compress", document, "--model", model, "--dry-run", "--json")
+    common = ("--chunk", "32", "--budget", "0.5")
+    assert dropkv(*arguments, *common).err == ""
+    assert dropkv(*arguments, "--method", "full", "--chunk", "32").err == ""
+    full = dropkv(*arguments, "--method", "full", "--window", "4", *common)
+    assert full.code == 0
+    assert [line.split(" is not used")[0] for line in full.err.splitlines()] == ["note: --budget", "note: --window"]
+    tail = dropkv(*arguments, "--observe", "tail", "--window", "4", *common)
+    assert tail.err == "note: --chunk is not used with --observe tail, which replays nothing\n"
+
+
+def test_a_file_larger_than_the_cache_is_called_so(dropkv: Dropkv, document: Path, model: Path) -> None:
+    output = document.with_suffix(".kv")
+    done = dropkv("compress", document, "-o", output, "--model", model, "--method", "full", "--chunk", "32")
+    assert done.code == 0 and " % larger\n" in done.err and "smaller" not in done.err
+    assert " % larger\n" in dropkv("info", output).out
+
+
+def test_a_name_that_is_no_text(dropkv: Dropkv, document: Path, model: Path) -> None:
+    odd = document.rename(document.with_name("od\udcffd.txt"))
+    done = dropkv("compress", odd, "missing.txt", "-o", document.parent, "--model", model, *SETTINGS, "--json")
+    assert "\\udc" not in done.out
+    assert [record["document"] for record in done.records] == ["missing.txt", str(odd).replace("\udcff", "\ufffd")]
+    assert (document.parent / "od\udcffd.kv").exists()
+
+
 def test_fewer_than_the_forced_entries(dropkv: Dropkv, document: Path, model: Path) -> None:
     output = document.with_suffix(".kv")
     dropkv("compress", document, "-o", output, "--model", model, "--budget", "1").failed_with(2, "budget 1")
@@ -181,6 +232,12 @@ def test_places_that_cannot_be_written(dropkv: Dropkv, document: Path, kv: Path)
     dropkv("compress", document, "-o", kv, "--model", "unused").failed_with(1, "harbour.kv", "exists", "--force")
     dropkv("compress", document, "-o", document.parent / "no" / "a.kv").failed_with(1, "folder", "mkdir -p")
     dropkv("compress", document, "-o", f"{document.parent}/no/").failed_with(1, "no such folder", "mkdir -p")
+    dropkv("compress", document, "-o", kv / "a.kv").failed_with(1, "harbour.kv is no folder", "choose another name")
+    dropkv("compress", document, "-o", kv / "no" / "a.kv").failed_with(1, "harbour.kv is no folder")
+    dropkv("compress", document, "-o", f"{kv}/no/").failed_with(1, "harbour.kv is no folder")
+    long = "a" * 300
+    dropkv("compress", document, "-o", document.parent / f"{long}.kv").failed_with(1, "name is too long", "shorter")
+    dropkv("compress", document, "-o", f"{document.parent / long}/").failed_with(1, "name is too long", "shorter")
     dropkv("compress", document, "-o", "/dev/null", "--force").failed_with(1, "/dev/null", "-o")
     dropkv("compress", document.parent, "-o", document.parent / "a.kv").failed_with(1, "is a folder")
     dropkv("compress", "missing.txt", "-o", document.parent / "a.kv").failed_with(1, "missing.txt", "no such file")

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dropkv_cli.output import harmless
 from formats import read_header
 from tests.cli.conftest import SETTINGS, Dropkv, start_dropkv
 
 KEYS = {
     "question", "answer", "document_tokens", "prefix_entries", "prefilled_tokens", "generated_tokens", "seconds",
+    "stopped",
 }  # fmt: skip
 SHORT = ("--max-new-tokens", "6")
 QUESTIONS = ["What is the code?", "Which ship?"]
@@ -38,6 +43,7 @@ def test_json_records(dropkv: Dropkv, kv: Path, model: Path) -> None:
         assert record["document_tokens"] == metadata.document.tokens
         assert record["prefix_entries"] == metadata.budget.kept
         assert 1 <= record["generated_tokens"] <= 6
+        assert record["stopped"] is (record["generated_tokens"] < 6)
 
 
 def test_plain_answers_alone_go_to_standard_output(dropkv: Dropkv, kv: Path, model: Path) -> None:
@@ -86,7 +92,11 @@ def test_chat_keeps_the_turns(dropkv: Dropkv, kv: Path, model: Path) -> None:
 def test_one_question_that_does_not_fit_leaves_the_others_alone(dropkv: Dropkv, kv: Path, model: Path) -> None:
     result = dropkv("query", kv, "Which ship?", "why " * 600, "What is the code?", "--model", model, *SHORT, "--json")
     assert result.code == 1
-    assert [record["question"] for record in result.records] == ["Which ship?", "What is the code?"]
+    assert [record["question"].strip()[:20] for record in result.records if "answer" in record] == [
+        "Which ship?",
+        "What is the code?",
+    ]
+    assert "512 positions" in result.records[1]["error"] and result.records[1]["question"] == "why " * 600
     assert result.err.startswith("dropkv: ") and "512 positions" in result.err
 
 
@@ -174,7 +184,7 @@ def test_info_of_a_hostile_name_cannot_steer_the_terminal(dropkv: Dropkv, docume
     done = dropkv("compress", nasty, "-o", output, "--model", model, *SETTINGS)
     assert done.code == 0 and "\x1b" not in done.err
     shown = dropkv("info", output).out
-    assert "\x1b" not in shown and "\\x1b[2J" in shown
+    assert "\x1b" not in shown and "'a\\x1b[2Jb\\n.txt', " in shown  # the name alone is quoted
 
 
 def test_verify(dropkv: Dropkv, kv: Path, model: Path) -> None:
@@ -185,25 +195,119 @@ def test_verify(dropkv: Dropkv, kv: Path, model: Path) -> None:
     assert dropkv("verify", kv, "--model", model).out.startswith("ok: ")
 
 
+def test_an_answer_that_was_cut_off_says_so(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    cut = dropkv("query", kv, "Which ship?", "--model", model, "--max-new-tokens", "2")
+    assert cut.err.splitlines()[-1] == "(cut off after 2 tokens; --max-new-tokens raises the limit)"
+    assert re.search(r" loaded in \d+\.\d\d s, the model in \d+\.\d s\n", cut.err)
+    full = dropkv("query", kv, "Which ship?", "--model", model, "--max-new-tokens", "9999")
+    (record,) = dropkv("query", kv, "Which ship?", "--model", model, "--max-new-tokens", "9999", "--json").records
+    notes = [line for line in full.err.splitlines() if line.startswith("(cut off")]
+    count = record["generated_tokens"]
+    expected = f"(cut off after {count} tokens; the model has no positions left behind the document)"
+    assert notes == ([] if record["stopped"] else [expected])
+
+
+def test_a_huge_question_is_not_repeated_whole(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    result = dropkv("query", kv, "why\n" * 300, "Which ship?", "--model", model, *SHORT)
+    first = next(line for line in result.err.splitlines() if line.startswith("Q: "))
+    assert first.startswith("Q: why why ") and first.endswith("...") and len(first) <= 103
+
+
+class Terminal:
+    """The command line with a terminal for its standard input and output; standard error is apart."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.ours, theirs = os.openpty()
+        self.process = start_dropkv(
+            *arguments, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={"TERM": "dumb"}
+        )
+        os.close(theirs)
+        self.shown = b""
+
+    def write(self, text: bytes) -> None:
+        """Type."""
+        os.write(self.ours, text)
+
+    def wait_for(self, count: int, what: bytes = b"> ") -> None:
+        """Read on until `what` has been shown `count` times."""
+        while self.shown.count(what) < count:
+            self.shown += os.read(self.ours, 4096)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; gives the exit code and standard error."""
+        assert self.process.stderr
+        said = self.process.stderr.read().decode()
+        while True:
+            try:
+                piece = os.read(self.ours, 4096)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            self.shown += piece
+        os.close(self.ours)
+        return self.process.wait(60), said
+
+
 def test_a_prompt_opens_on_a_terminal(kv: Path, model: Path) -> None:
-    ours, theirs = os.openpty()
+    terminal = Terminal("query", kv, "--model", model, *SHORT)
+    terminal.write(b"Which ship?\n\n")
+    code, said = terminal.end()
+    assert code == 0 and "Ctrl-D ends" in said and "Traceback" not in said
+    assert terminal.shown.count(b"> ") >= 2  # the prompt came back after the answer
+
+
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_ctrl_c_stops_the_answer_and_then_the_prompt(
+    dropkv: Dropkv, document: Path, make_model: Callable[..., Path], chat: list[str]
+) -> None:
+    patient = make_model(max_position_embeddings=200_000, eos_token_id=599)
+    output = document.with_suffix(".kv")
+    assert dropkv("compress", document, "-o", output, "--model", patient, *SETTINGS).code == 0
+    terminal = Terminal("query", output, "--model", patient, *chat, "--max-new-tokens", "100000")
+    terminal.wait_for(1)
+    terminal.write(b"Which ship?\n")
+    time.sleep(0.7)  # well into the answer, of which a random model may show little
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.wait_for(1, b"\r\n> ")  # a line feed, and the prompt again
+    terminal.shown = b""
+    terminal.write(b"who?\n")
+    time.sleep(0.7)
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.wait_for(1, b"\r\n> ")
+    terminal.process.send_signal(signal.SIGINT)
+    code, said = terminal.end()
+    assert code == 130 and "Traceback" not in said
+    assert said.splitlines()[-1] == "dropkv: interrupted; no file is left half-written"
+
+
+def test_ctrl_c_during_a_question_of_the_command_line_ends_it(
+    dropkv: Dropkv, document: Path, make_model: Callable[..., Path]
+) -> None:
+    patient = make_model(max_position_embeddings=200_000, eos_token_id=599)
+    output = document.with_suffix(".kv")
+    assert dropkv("compress", document, "-o", output, "--model", patient, *SETTINGS).code == 0
     process = start_dropkv(
-        "query", kv, "--model", model, *SHORT, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={"TERM": "dumb"}
+        "query", output, "who?", "--model", patient, "--max-new-tokens", "100000", stderr=subprocess.PIPE
     )
-    os.close(theirs)
-    os.write(ours, b"Which ship?\n\n")
     assert process.stderr
-    said = process.stderr.read().decode()
-    assert process.wait(60) == 0
-    assert "Ctrl-D ends" in said and "Traceback" not in said
-    shown = b""
-    while True:
-        try:
-            piece = os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(ours)
-    assert shown.count(b"> ") >= 2  # the prompt came back after the answer
+    assert b"loaded in" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"interrupted" in err and b"Traceback" not in err
+
+
+def test_a_chat_goes_on_at_a_prompt_on_a_terminal(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    terminal = Terminal("query", kv, "Which ship?", "--chat", "--model", model, *SHORT)
+    terminal.wait_for(1)
+    terminal.write(b"What is the code?\n\n")
+    code, said = terminal.end()
+    assert code == 0 and "Ctrl-D ends" in said
+    piped = dropkv(
+        "query", kv, "Which ship?", "What is the code?", "--chat", "--model", model, *SHORT, "--json"
+    ).records
+    shown = terminal.shown.decode(errors="replace").replace("\r\n", "\n")
+    for record in piped:  # the second answer has seen the first turn
+        assert harmless(record["answer"]) in shown
+    alone = dropkv("query", kv, "Which ship?", "--chat", "--model", model, *SHORT)
+    assert alone.code == 0 and "Ctrl-D" not in alone.err

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 
-from dropkv_cli.main import VERBS, cli
+from dropkv_cli.app import VERBS, cli
+from dropkv_cli.endings import guarded
+from dropkv_cli.output import compared, json_line
 from tests.cli.conftest import ROOT, Dropkv, start_dropkv
 
 
@@ -62,6 +68,14 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["query", "a.kv", "who?", "--temperature", "-1"], ["temperature -1.0"]),
         (["query", "a.kv", "who?", "--top-p", "0"], ["top-p 0.0"]),
         (["query", "a.kv", "who?", "--max-new-tokens", "0"], ["--max-new-tokens 1"]),
+        (["query", "a.kv", "who?", "--seed", "-1"], ["'-1'", "from 0 on"]),
+        (["query", "-", "who?"], ["cannot be read from a pipe", "./-"]),
+        (["info", "-"], ["cannot be read from a pipe"]),
+        (["verify", "-"], ["cannot be read from a pipe"]),
+        (["compress", "{doc}", "-o", "-"], ["cannot go to a pipe", "./-"]),
+        (["compress", "", "-o", "a.kv"], ["empty name", "standard input"]),
+        (["compress", "{doc}", "-o", "a.kv", "--seed", "-1"], ["'-1'", "from 0 on"]),
+        (["compress", "{doc}", "-o", "a.kv", "--method", "foo"], ["'foo': use one of adacriticalkv, adadropkv"]),
         (["info"], ["FILE"]),
         (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify, models"]),
     ],
@@ -91,7 +105,10 @@ def test_version(dropkv: Dropkv) -> None:
     assert (dropkv("--version").code, dropkv("--version").out) == (0, f"dropkv {__version__}\n")
 
 
-@pytest.mark.parametrize("verb", [*(verb for verb in VERBS if verb != "bench"), "bench accuracy"])
+BENCHES = [f"bench {name}" for name in ("accuracy", "tasks", "theory", "report")]
+
+
+@pytest.mark.parametrize("verb", [*(verb for verb in VERBS if verb != "bench"), *BENCHES])
 def test_every_option_has_a_help_line_and_shows_its_default(dropkv: Dropkv, verb: str) -> None:
     first, *rest = verb.split()
     command: click.Command = import_module(f"dropkv_cli.{first}").command
@@ -128,7 +145,7 @@ def test_the_options_of_the_contract_are_there() -> None:
 def test_help_and_info_start_without_torch(kv: Path) -> None:
     program = f"""
 import json, sys
-from dropkv_cli.main import VERBS, cli
+from dropkv_cli.app import VERBS, cli
 infos = [["info", {str(kv)!r}], ["info", {str(kv)!r}, "--json"]]
 for arguments in [["--help"], *infos, ["models"], *([verb, "--help"] for verb in VERBS)]:
     cli.main(arguments, standalone_mode=False)
@@ -153,6 +170,102 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(30) == 1
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["models", "--json"], ["compress", "--help"]])
+def test_an_output_that_is_full_or_closed_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        process = start_dropkv(*arguments, stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.startswith(b"dropkv: standard output cannot be written (No space left") and err.count(b"\n") == 1
+    command = f"{shlex.join([sys.executable, '-m', 'dropkv_cli', *arguments])} >&- <&-"
+    closed = subprocess.run(command, shell=True, capture_output=True, cwd=ROOT)
+    assert closed.returncode == 1
+    assert (
+        closed.stderr.startswith(b"dropkv: standard output cannot be written (Bad file")
+        and b"Trace" not in closed.stderr
+    )
+    with open("/dev/full", "wb") as full:
+        process = start_dropkv(*arguments, stdout=subprocess.PIPE, stderr=full)
+        assert process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+
+
+def test_closed_streams_are_no_hindrance(document: Path, model: Path) -> None:
+    output = document.with_suffix(".kv")
+    program = shlex.join([sys.executable, "-m", "dropkv_cli"])
+    compress = f"{program} compress {document} -o {output} --model {model} --budget 0.5 --chunk 32 >&- <&- 2>&-"
+    assert subprocess.run(compress, shell=True, cwd=ROOT).returncode == 0
+    ask = subprocess.run(f"{program} query {output} --model {model} <&-", shell=True, capture_output=True, cwd=ROOT)
+    assert ask.returncode == 2 and ask.stderr.startswith(b"dropkv: no question")
+
+
+def test_ctrl_c_while_python_imports(kv: Path) -> None:
+    for seconds in (0.1, 0.15, 0.25):
+        process = start_dropkv("query", kv, "who?", "--model", "/no/such/model", stderr=subprocess.PIPE)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        assert b"Traceback" not in err and err.strip() == b"dropkv: interrupted; no file is left half-written"
+
+
+def test_the_first_import_is_light() -> None:
+    program = "import sys; before = set(sys.modules); import dropkv_cli.main; print(sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "['__future__', 'dropkv_cli', 'dropkv_cli.main']\n"
+
+
+def test_ctrl_c_that_an_import_swallows_is_still_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def action() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("cannot import name") from None
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert guarded(action) == 130
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == "dropkv: interrupted; no file is left half-written\n"
+
+
+def test_a_file_that_looks_like_an_option(dropkv: Dropkv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-dash.txt").write_text("text")
+    dropkv("compress", "-dash.txt", "-o", "a.kv").failed_with(2, "write ./-dash.txt")
+    dropkv("compress", "-lash.txt", "-o", "a.kv").failed_with(2, "dropkv compress --help")
+
+
+def test_json_has_no_lone_surrogates(capsys: pytest.CaptureFixture[str]) -> None:
+    json_line({"file": 'a\udcff\U0001f600\u00e9\n"', "n": [1, None, 0.5]})
+    printed = capsys.readouterr().out
+    assert printed.isascii() and "\\udcff" not in printed
+    assert json.loads(printed) == {"file": 'a\ufffd\U0001f600\u00e9\n"', "n": [1, None, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("file", "full", "words"),
+    [
+        (100, 390, "3.9 times smaller"),
+        (100, 105, "1.1 times smaller"),
+        (100, 103, "about as large"),
+        (100, 100, "about as large"),
+        (103, 100, "3 % larger"),
+        (2500, 100, "2,400 % larger"),
+    ],
+)
+def test_how_sizes_compare(file: int, full: int, words: str) -> None:
+    assert compared(file, full) == words
+
+
+def test_make_help_names_every_target() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    helped = set(re.findall(r'@echo "make ([a-z-]+) ', text))
+    assert helped >= {"venv", "demo", "test", "lint", "check-readme", "clean"}
 
 
 def test_debug_shows_the_traceback_before_the_line(dropkv: Dropkv, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,120 @@
+"""Every ending of a command becomes an exit code and at most one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import click
+
+from dropkv.errors import DropkvError
+from dropkv_cli.main import interrupted
+from dropkv_cli.output import complain
+from formats.errors import FormatError, show_path
+
+
+class CtrlC:
+    """Remembers Ctrl-C, beside what Python does about it, while the block runs."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def __enter__(self) -> None:
+        # Whoever started us may want Ctrl-C ignored, as a shell does for background jobs: only Python's own way is wrapped.
+        self.ours = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
+        if self.ours:
+            signal.signal(signal.SIGINT, self._press)
+
+    def __exit__(self, *ended: object) -> None:
+        if self.ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self.pressed = True
+        signal.default_int_handler(number, frame)
+
+
+def guarded(action: Callable[[], object], arguments: Sequence[str] = ()) -> int:
+    """Run `action`, which was asked for by `arguments`; whatever it raises becomes an exit code and one line on standard error.
+
+    With DROPKV_DEBUG=1 the traceback stands before the line.
+    """
+    ctrl_c = CtrlC()
+    try:
+        with ctrl_c:
+            result = action()
+        return result if isinstance(result, int) else 0
+    except (click.Abort, KeyboardInterrupt):
+        return interrupted()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        return _usage(error, arguments)
+    except (DropkvError, FormatError) as error:
+        _trace()
+        complain(str(error))
+        return error.exit_code
+    except BrokenPipeError:
+        _forget_output()
+        return 1
+    except MemoryError:
+        _trace()
+        complain("out of memory: use a smaller model, a shorter document, or --dtype bfloat16")
+        return 1
+    except Exception as error:
+        if ctrl_c.pressed and isinstance(error, ImportError | SystemError):
+            return interrupted()  # a library whose import was stopped says so in its own words
+        _trace()
+        complain(_unwritable(error) or _unexpected(error))
+        return 1
+
+
+def _usage(error: click.ClickException, arguments: Sequence[str]) -> int:
+    """One line with the command whose help tells more, or with the way to name a file that looks like an option."""
+    _trace()
+    context = getattr(error, "ctx", None)
+    advice = f" (see {context.command_path} --help)" if context else ""
+    if isinstance(error, click.exceptions.NoSuchOption):
+        files = [argument for argument in arguments if argument.startswith("-") and os.path.lexists(argument)]
+        if files:
+            advice = f" (for the file of that name write ./{show_path(files[0])})"
+    complain(f"{error.format_message().rstrip('.')}{advice}")
+    return error.exit_code
+
+
+def _forget_output() -> None:
+    """The reader of our output (such as head) has gone, or its disk is full: Python must not try again at exit."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: standard output is no real file, as in tests
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _unwritable(error: Exception) -> str:
+    """What to say when it was standard output that failed, else nothing. All that is printed passes through click.echo."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, OSError) or click.echo.__code__ not in frames:
+        return ""
+    _forget_output()
+    return f"standard output cannot be written ({error.strerror}): send it to another file, or to a terminal"
+
+
+def _unexpected(error: Exception) -> str:
+    if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported for its name alone
+        return "the GPU ran out of memory: use --device cpu, a smaller model or a shorter document"
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    what = f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
+    return f"unexpected {what}; run it again with DROPKV_DEBUG=1 for details and report them"
+
+
+def _trace() -> None:
+    if os.environ.get("DROPKV_DEBUG") == "1":
+        traceback.print_exc()

@@ -1,0 +1,172 @@
+"""`dropkv bench` on a tiny model: what is measured once, what is kept, what is refused before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dropkv.bench.plan import read_plan
+from tests.cli.conftest import ROOT, TEXT, Dropkv, Result
+
+METHODS = "adadropkv,snapkv,full,no-document,random-answer"
+SMALL = ("--tasks", "noise", "--lengths", "256", "--methods", METHODS, "--budgets", "0.5", "--chunk", "64")
+
+
+def without_seconds(result: Result) -> list[dict[str, Any]]:
+    """Result lines but for what a clock says."""
+    assert result.code == 0, result.err
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in result.records]
+
+
+@pytest.fixture(scope="module")
+def measured(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A results folder with one run, and how that ended."""
+    from tests.cli.conftest import run_dropkv
+
+    folder = tmp_path_factory.mktemp("results") / "new"
+    return folder, run_dropkv("bench", "accuracy", "-o", folder, *SMALL, "--samples", "2", "--model", model, "--json")
+
+
+def test_a_run_has_a_line_per_answer_and_controls(measured: tuple[Path, Result], model: Path) -> None:
+    folder, run = measured
+    lines = without_seconds(run)
+    found = {(line["observer"], line["method"], line["budget"], line["sample"]) for line in lines}
+    cells = [
+        *((observer, method, 0.5) for observer in ("replay", "tail") for method in ("adadropkv", "snapkv")),
+        *(("none", method, 1.0) for method in ("full", "no-document", "random-answer")),
+    ]
+    assert found == {(*cell, sample) for cell in cells for sample in (0, 1)} and len(lines) == len(found)
+    for line in lines:
+        assert (line["version"], line["model"], line["task"], line["length"]) == (1, model.name, "noise", 256)
+        assert (line["setting"], line["seed"], line["document_tokens"]) == ("question-free", 0, 256)
+        assert 0 <= line["score"] <= 1
+    assert {line["score"] for line in lines if line["method"] == "random-answer"} == {0}
+    full = next(line for line in lines if line["method"] == "full")
+    assert full["kept_entries"] == full["full_entries"] == 256 * 3 * 2
+    half = [line for line in lines if line["method"] == "snapkv"]
+    assert {line["kept_entries"] for line in half} == {128 * 3 * 2}
+    assert [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()] == run.records
+
+
+def test_a_second_run_adds_nothing_and_a_larger_one_goes_on(
+    dropkv: Dropkv, measured: tuple[Path, Result], model: Path, tmp_path: Path
+) -> None:
+    lines = (measured[0] / "lines.jsonl").read_bytes()
+    (tmp_path / "lines.jsonl").write_bytes(lines)
+    run = ("bench", "accuracy", "-o", tmp_path, *SMALL, "--model", model)
+    again = dropkv(*run, "--samples", "2")
+    assert again.code == 0 and (tmp_path / "lines.jsonl").read_bytes() == lines
+    assert "noise, 256 tokens, question-free" in again.out and "random-answer" in again.out
+    assert dropkv(*run, "--samples", "3").code == 0
+    grown = (tmp_path / "lines.jsonl").read_bytes()
+    assert grown.startswith(lines) and grown.count(b"\n") == lines.count(b"\n") * 3 // 2
+
+
+def test_a_plan_of_the_same_seed_gives_the_same_lines(
+    dropkv: Dropkv, measured: tuple[Path, Result], model: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.toml"
+    methods = json.dumps(METHODS.split(","))
+    plan.write_text(
+        f'tasks = ["noise"]\nlengths = [256]\nmethods = {methods}\nbudgets = [0.5]\nchunk = 64\nsamples = 9\nmodel = "none"\n'
+    )
+    # What is written on the command line wins over the file.
+    given = ("--samples", "2", "--model", model)
+    run = dropkv("bench", "accuracy", plan, "-o", tmp_path / "results", *given, "--json")
+    assert without_seconds(run) == without_seconds(measured[1])
+
+
+def test_report(dropkv: Dropkv, measured: tuple[Path, Result], tmp_path: Path) -> None:
+    folder = measured[0]
+    done = dropkv("bench", "report", folder)
+    assert (done.code, done.out) == (0, "") and "report.html" in done.err
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "random-answer" in page and page.endswith("</html>\n")
+    assert not re.search(r"https?:|url\(|@import|<link|<iframe|<img", page)
+    assert dropkv("bench", "report", folder, "-o", tmp_path / "page.html").code == 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
+
+
+def test_theory_lines_are_kept_once(dropkv: Dropkv, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    run = ("bench", "theory", tmp_path / "a.txt", "-o", tmp_path / "r", "--model", model, "--budget", "0.5")
+    first = dropkv(*run, "--samples", "4", "--json")
+    assert (first.code, first.err) == (0, "")
+    assert {line["table"] for line in first.records} >= {"eps", "cone", "factor", "gap"}
+    assert all(line["version"] == 1 and line["budget"] == 0.5 for line in first.records)
+    kept = (tmp_path / "r" / "theory.jsonl").read_bytes()
+    assert [json.loads(line) for line in kept.splitlines()] == first.records
+    people = dropkv(*run, "--samples", "4")
+    assert people.code == 0 and "eps, the largest attention on an evicted key" in people.out
+    assert (tmp_path / "r" / "theory.jsonl").read_bytes() == kept
+    asked = dropkv(*run, "--samples", "4", "--question", "Which ship?", "--json")
+    assert (tmp_path / "r" / "theory.jsonl").read_bytes().startswith(kept)
+    assert {line["question"] for line in asked.records} == {"Which ship?"}
+    assert dropkv("bench", "report", tmp_path / "r").code == 0
+    assert "Half-angles" in (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["accuracy"], 2, ["-o", "dropkv bench accuracy --help"]),
+        (["accuracy", "-o", "r", "--tasks", "nois"], 2, ["'nois'", "noise"]),
+        (["accuracy", "-o", "r", "--methods", "adadrop"], 2, ["'adadrop'", "adadropkv"]),
+        (["accuracy", "-o", "r", "--methods", ","], 2, ["without methods"]),
+        (["accuracy", "-o", "r", "--settings", "blind"], 2, ["'blind'", "question-free"]),
+        (["accuracy", "-o", "r", "--lengths", "1k"], 2, ["'1k'", "--lengths"]),
+        (["accuracy", "-o", "r", "--budgets", "64"], 2, ["budget 64", "0.05"]),
+        (["accuracy", "-o", "r", "--samples", "0"], 2, ["--samples"]),
+        (["accuracy", "-o", "r", "--seed", "-1"], 2, ["'-1'"]),
+        (["accuracy", "-o", "r", "--tasks", "qa_1"], 2, ["qa_1", "SQuAD"]),
+        (["accuracy", "-o", "r", "--essay", "missing.txt"], 1, ["missing.txt"]),
+        (["accuracy", "missing.toml", "-o", "r"], 2, ["missing.toml", "docs/bench.md"]),
+        (["accuracy", "-o", "file"], 2, ["file", "another folder"]),
+        (["accuracy", "-o", "old"], 2, ["lines.jsonl", "line 1", "another version"]),
+        (["theory", "missing.txt"], 1, ["missing.txt"]),
+        (["theory", "file", "-o", "old"], 2, ["theory.jsonl", "line 1", "another version"]),
+        (["theory", "file", "-o", "file"], 2, ["file", "another folder"]),
+        (["report", "missing"], 1, ["missing", "no such folder"]),
+        (["report", "old"], 2, ["lines.jsonl", "line 1", "another version"]),
+        (["report", "."], 1, ["no results"]),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_a_model_is_loaded(
+    dropkv: Dropkv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text(TEXT)
+    (tmp_path / "old").mkdir()
+    for name in ("lines", "theory"):
+        (tmp_path / "old" / f"{name}.jsonl").write_text('{"version": 0}\n')
+    more = [] if arguments[0] == "report" else ["--model", "/no/such/model"]
+    dropkv("bench", *arguments, *more).failed_with(code, *words)
+
+
+def test_what_only_the_model_can_tell_is_one_line_too(dropkv: Dropkv, model: Path, tmp_path: Path) -> None:
+    long = dropkv("bench", "accuracy", "-o", tmp_path, *SMALL[:2], "--lengths", "4096", "--model", model)
+    long.failed_with(2, "length 4096", "512 positions")
+    short = dropkv("bench", "accuracy", "-o", tmp_path, *SMALL[:2], "--lengths", "30", "--model", model)
+    short.failed_with(2, "too short", "ask for at least")
+    (tmp_path / "a.txt").write_text("No.")
+    dropkv("bench", "theory", tmp_path / "a.txt", "--model", model).failed_with(1, "a.txt", "longer document")
+
+
+def test_tasks(dropkv: Dropkv) -> None:
+    records = {record["task"]: record for record in dropkv("bench", "tasks", "--json").records}
+    assert records["noise"] == {"task": "noise", "family": "needle", "needs": None}
+    assert "SQuAD" in records["qa_1"]["needs"] and records["qasper"]["family"] == "LongBench"
+    shown = dropkv("bench", "tasks")
+    assert len(shown.out.splitlines()) == len(records) + 1 and "all-needle: noise" in shown.err
+
+
+def test_the_example_of_the_manual(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "bench.md").read_text(encoding="utf-8"), re.S)
+    (tmp_path / "plan.toml").write_text(example)
+    plan = read_plan(tmp_path / "plan.toml")
+    plan.check_methods()
+    assert (plan.lengths, plan.samples, plan.tasks) == ((1024, 2048), 20, ("noise", "prose", "five-facts"))
