@@ -48,7 +48,8 @@ def _rows(header: Header) -> list[tuple[str, str]]:
         ),
         (
             "document",
-            f"{printable(document.name)}, {document.tokens:,} tokens with the {document.head_tokens} of the template's head",
+            f"{printable(document.name)}, {document.tokens:,} tokens with the {document.head_tokens} of the template's head"
+            + (f", cut from {document.whole_tokens:,}" if document.whole_tokens > document.tokens else ""),
         ),
         ("", f"sha256 {document.sha256}"),
         ("method", _parameters(metadata.method, "name")),
@@ -93,7 +94,7 @@ def _plain(value: Any) -> str:
 
 def _budget(metadata: Metadata) -> str:
     budget = metadata.budget
-    asked = f"{budget.asked:g} of the tokens" if isinstance(budget.asked, float) else f"{budget.asked:,} entries"
+    asked = f"{budget.asked!r} of the tokens" if isinstance(budget.asked, float) else f"{budget.asked:,} entries"
     alpha = "" if budget.alpha is None else f", alpha {budget.alpha:g}"
     forced = f"{budget.forced_first} first and {budget.forced_last} last always"
     return f"{asked} asked, {budget.kept:,} entries per KV head kept, {budget.rule}{alpha}, {forced}"
