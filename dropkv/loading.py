@@ -95,6 +95,8 @@ def _tokenizer(folder: Path, gguf: str | None, checkpoint: Checkpoint) -> Any:
         ) from error
     if not tokenizer or not len(tokenizer.get_vocab()):
         raise ModelError(f"{name}: has no tokenizer; put tokenizer.json beside its config.json")
+    # Answers are shown as decoded. Older releases of transformers ignore this for BPE anyway, with a long warning at the first answer.
+    tokenizer.clean_up_tokenization_spaces = False
     return tokenizer
 
 
