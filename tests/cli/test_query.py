@@ -8,6 +8,7 @@ import pickle
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,8 @@ class Terminal:
         )
         os.close(theirs)
         self.shown = b""
+        self.guard = threading.Timer(60, self.process.kill)  # a test that waits in vain fails then
+        self.guard.start()
 
     def write(self, text: bytes) -> None:
         """Type."""
@@ -246,7 +249,9 @@ class Terminal:
                 break
             self.shown += piece
         os.close(self.ours)
-        return self.process.wait(60), said
+        code = self.process.wait(60)
+        self.guard.cancel()
+        return code, said
 
 
 def test_a_prompt_opens_on_a_terminal(kv: Path, model: Path) -> None:
@@ -275,6 +280,7 @@ def test_ctrl_c_stops_the_answer_and_then_the_prompt(
     time.sleep(0.7)
     terminal.process.send_signal(signal.SIGINT)
     terminal.wait_for(1, b"\r\n> ")
+    time.sleep(0.3)  # between showing the prompt and waiting at it, readline is deaf
     terminal.process.send_signal(signal.SIGINT)
     code, said = terminal.end()
     assert code == 130 and "Traceback" not in said
