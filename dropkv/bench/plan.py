@@ -79,11 +79,18 @@ def read_plan(path: str | Path, **overrides: Any) -> AccuracyPlan:
     return make_plan(**(content | {name: value for name, value in overrides.items() if value is not None}))
 
 
+def _several(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 def make_plan(**values: Any) -> AccuracyPlan:
-    """A plan from plain values; lists become tuples. Raises UsageError."""
+    """A plan from plain values; lists become tuples, and so does one value where several may stand. Raises UsageError."""
+    several = {field.name for field in fields(AccuracyPlan) if isinstance(field.default, tuple)}
     tidy: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-        for name, value in values.items()
+        name: tuple(value) if _several(value) else value
+        for name, value in (
+            (name, [value] if name in several and not _several(value) else value) for name, value in values.items()
+        )
     }
     try:
         return AccuracyPlan(**tidy)

@@ -8,7 +8,7 @@ import torch
 from dropkv import methods
 from dropkv.bench.accuracy import cells_of
 from dropkv.bench.masks import mask_of
-from dropkv.bench.plan import AccuracyPlan
+from dropkv.bench.plan import AccuracyPlan, make_plan
 from dropkv.bench.survey import Survey, survey
 from dropkv.budgets import kept_count
 from dropkv.observers.replay import plan_replays
@@ -69,6 +69,12 @@ def test_masks_hold_with_ties():
         for budget in (0.15, 0.3, 0.7):
             want = mask_of(method.choose(layers, budget), (4, 3, 60), torch.device("cpu"))
             assert torch.equal(Masks(method, layers).keep(budget), want), (name, budget)
+
+
+def test_one_value_may_stand_for_a_list():
+    plan = make_plan(tasks="all-needle", lengths=1024, budgets=[0.1])
+    assert plan.tasks == ("noise", "prose", "four-keys", "four-values", "four-queries")
+    assert plan.lengths == (1024,) and plan.budgets == (0.1,)
 
 
 def test_cells_ask_no_control_twice():
