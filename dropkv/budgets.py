@@ -32,19 +32,23 @@ class Kept:
 
 def kept_count(budget: float | int, n: int, forced: int) -> int:
     """Entries per KV head of an n-token document: floor(budget * n) or the whole number, at least the forced ones, at most n."""
-    asked = budget if isinstance(budget, int) else int(budget * n + ROUNDING)
-    return max(1, min(forced, n), min(asked, n))
+    return max(1, min(forced, n), min(_asked(budget, n), n))
 
 
 def check_forced(budget: float | int, n: int, forced: int) -> None:
     """Raise BudgetError when the budget asks for fewer entries than are always kept (a document shorter than those keeps everything)."""
-    asked = budget if isinstance(budget, int) else int(budget * n + ROUNDING)
+    asked = _asked(budget, n)
     least = min(forced, n)
     if asked < least:
         raise BudgetError(
             f"budget {budget} is {asked} entries per head of {n} tokens, fewer than the {least} that are always kept: "
             f"use --budget {least} or more, or 1.0 to keep everything"
         )
+
+
+def _asked(budget: float | int, n: int) -> int:
+    """Entries a budget asks for, before any bound: a whole number as it is, a fraction of n rounded down."""
+    return budget if isinstance(budget, int) else int(budget * n + ROUNDING)
 
 
 def forced_positions(n: int, first: int, last: int) -> list[int]:
@@ -113,20 +117,28 @@ def select(
 
 def head_order(scores: Tensor, always: Sequence[int], unpooled: Tensor | None) -> Tensor:
     """Positions [heads, n] in the order a growing budget takes them, head by head."""
-    first, second = _keys(scores, always, unpooled)
-    order = torch.sort(second, dim=1, descending=True, stable=True).indices
-    by_first = torch.sort(first.gather(1, order), dim=1, descending=True, stable=True).indices
-    return order.gather(1, by_first)
+    return _order(*_keys(scores, always, unpooled))
 
 
-def layer_ranks(scores: Tensor, always: Sequence[int], unpooled: Tensor | None) -> Tensor:
-    """Rank [heads, n] of every entry among all of the layer: the same keys as `head_order`, ties to the lower head, the earlier position."""
-    first, second = (key.reshape(1, -1) for key in _keys(scores, always, unpooled))
+def layer_ranks(scores: Tensor, always: Sequence[int], unpooled: Tensor | None, groups: int = 1) -> Tensor:
+    """Rank [heads, n] of every entry among all of the layer: the same keys as `head_order`, ties to the lower head, the earlier position.
+
+    groups: the heads are those of so many layers, one after the other, and an entry is ranked among its own layer's.
+    """
+    first, second = (key.reshape(groups, -1) for key in _keys(scores, always, unpooled))
+    return inverse(_order(first, second)).reshape(scores.shape)
+
+
+def inverse(order: Tensor) -> Tensor:
+    """The rank of every entry from the order of the entries, along the last dimension."""
+    line = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, line)
+
+
+def _order(first: Tensor, second: Tensor) -> Tensor:
+    """Indices [rows, n] by falling first key, then falling second key, then rising index."""
     order = torch.sort(second, dim=1, descending=True, stable=True).indices
-    order = order.gather(1, torch.sort(first.gather(1, order), dim=1, descending=True, stable=True).indices)
-    ranks = torch.empty_like(order)
-    ranks.scatter_(1, order, torch.arange(order.shape[1], device=order.device).unsqueeze(0))
-    return ranks.reshape(scores.shape)
+    return order.gather(1, torch.sort(first.gather(1, order), dim=1, descending=True, stable=True).indices)
 
 
 def _keys(scores: Tensor, always: Sequence[int], unpooled: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dropkv.budgets import Kept, floor_of, head_order, kept_count
+from dropkv.budgets import Kept, floor_of, head_order, inverse, kept_count, layer_ranks
 from dropkv.layer_budgets import pyramid_counts
 from dropkv.methods import Method
 from dropkv.methods._layer import LayerScores
@@ -59,20 +59,12 @@ class Masks:
             pooled = method.pooled(self.raw.flatten(0, 1))
         else:
             pooled = torch.cat([method.comparable(scores, kept, self.forced) for scores in self.layers])
-        in_head = _inverse(head_order(pooled, self.forced, self.raw.flatten(0, 1))).view(shape)
+        raw = self.raw.flatten(0, 1)
+        in_head = inverse(head_order(pooled, self.forced, raw)).view(shape)
         among = in_head
         if method.rule in ("head-adaptive", "model-wide"):
             groups = 1 if method.rule == "model-wide" else shape[0]
-            first = pooled.double().clone().view(shape)
-            second = self.raw.double().clone()
-            if self.forced:
-                index = torch.tensor(self.forced, device=first.device)
-                first[..., index] = torch.inf
-                second[..., index] = index.double()
-            first, second = first.reshape(groups, -1), second.reshape(groups, -1)
-            order = torch.sort(second, dim=1, descending=True, stable=True).indices
-            order = order.gather(1, torch.sort(first.gather(1, order), dim=1, descending=True, stable=True).indices)
-            among = _inverse(order).view(shape)
+            among = layer_ranks(pooled, self.forced, raw, groups).view(shape)
         if method.ranked is None:  # otherwise the ranks belong to this budget alone
             self._ranks = (in_head, among)
         return in_head, among
@@ -85,9 +77,3 @@ def mask_of(layers: Sequence[Kept], shape: Sequence[int], device: torch.device) 
         heads = torch.repeat_interleave(torch.arange(len(kept.counts), device=device), kept.counts)
         keep[layer][heads, kept.positions] = True
     return keep
-
-
-def _inverse(order: Tensor) -> Tensor:
-    """The rank of every entry from the order of the entries, along the last dimension."""
-    line = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(-1, order, line)
