@@ -211,6 +211,13 @@ def test_ctrl_c_while_python_imports(kv: Path) -> None:
         assert b"Traceback" not in err and err.strip() == b"dropkv: interrupted; no file is left half-written"
 
 
+def test_ctrl_c_inside_exec_of_a_string_keeps_the_exit_code(kv: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text('exec("raise KeyboardInterrupt")')
+    process = start_dropkv("query", kv, "who?", stderr=subprocess.PIPE, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, b"dropkv: interrupted; no file is left half-written")
+
+
 def test_the_first_import_is_light() -> None:
     program = "import sys; before = set(sys.modules); import dropkv_cli.main; print(sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
