@@ -1,14 +1,10 @@
 """`python -m dropkv_cli`, for a Python without the script on its path."""
 
-import signal
-
-from dropkv_cli.main import INTERRUPTED, main
+from dropkv_cli.main import main
 
 try:
     main()
-except SystemExit as ending:
-    # A Ctrl-C that struck inside exec() of a string, as in a dataclass, is remembered by `python -m` although we caught it:
-    # Python then kills itself with SIGINT after this line, and our exit code is lost. Blocked, the signal does nothing.
-    if ending.code == INTERRUPTED and hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    raise
+finally:
+    # A Ctrl-C that struck inside exec() of a string, as a dataclass or namedtuple runs one, is remembered although we caught it, and
+    # `python -m` would kill itself with SIGINT in the end: our exit code would be lost. The next exec() makes it forget.
+    exec("")

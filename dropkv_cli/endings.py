@@ -72,7 +72,7 @@ def guarded(action: Callable[[], object], arguments: Sequence[str] = ()) -> int:
         complain("out of memory: use a smaller model, a shorter document, or --dtype bfloat16")
         return 1
     except Exception as error:
-        if ctrl_c.pressed and isinstance(error, ImportError | SystemError):
+        if ctrl_c.pressed and isinstance(error, ImportError | SystemError | RecursionError):
             return interrupted()  # a library whose import was stopped says so in its own words
         _trace()
         complain(_unwritable(error) or _unexpected(error))
