@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dropkv.models import load_model as load_model
     from dropkv.settings import CompressSettings as CompressSettings
     from dropkv.settings import Sampling as Sampling
+    from dropkv.shrinking import shrink as shrink
 
 _PUBLIC = {
     "Answer": "dropkv.generate",
@@ -33,6 +34,7 @@ _PUBLIC = {
     "compress": "dropkv.library",
     "load": "dropkv.library",
     "load_model": "dropkv.models",
+    "shrink": "dropkv.shrinking",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
