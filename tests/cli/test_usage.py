@@ -77,7 +77,7 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["compress", "{doc}", "-o", "a.kv", "--seed", "-1"], ["'-1'", "from 0 on"]),
         (["compress", "{doc}", "-o", "a.kv", "--method", "foo"], ["'foo': use one of adacriticalkv, adadropkv"]),
         (["info"], ["FILE"]),
-        (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify, models"]),
+        (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify"]),
     ],
 )
 def test_usage_errors_take_one_line_and_exit_2(
@@ -136,8 +136,9 @@ def test_the_options_of_the_contract_are_there() -> None:
     }  # fmt: skip
     assert found["query"] >= {
         "-f", "--model", "--revision", "--dtype", "--device", "--allow-mismatch", "--max-new-tokens", "--temperature",
-        "--top-p", "--seed", "--chat", "--json",
+        "--top-p", "--seed", "--chat", "--json", "--budget",
     }  # fmt: skip
+    assert found["shrink"] == {"files", "-o", "--output", "--budget", "--force", "--json"}
     assert found["verify"] >= {"--model", "--json"}
     assert "--json" in found["info"] and "--json" in found["models"]
 

@@ -6,6 +6,7 @@ import threading
 import tracemalloc
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def test_entries_by_hand(tmp_path, make_sample, dtype, kept):
     written = read_file(small)
     for number, (info, entries) in enumerate(zip(sample.metadata.layers, sample.layers, strict=True)):
         keep = torch.ones(info.entries, dtype=torch.bool) if info.kind == "sliding" else entries.admit <= kept
-        heads = [int(keep[a:b].sum()) for a, b in zip(entries.offsets, entries.offsets[1:], strict=False)]
+        heads = [int(keep[a:b].sum()) for a, b in pairwise(entries.offsets)]
         for found in (contents.layers[number], written.layers[number]):
             assert found.offsets.tolist() == [0, *torch.tensor(heads).cumsum(0).tolist()]
             for field in FIELDS[1:]:
@@ -198,8 +199,8 @@ def test_plans_cover_what_is_wanted_and_read_nothing_twice(planned_file, seed, g
     for read in reads:
         assert (read.start, read.stop) == (read.blocks[0].start, read.blocks[-1].stop)
         assert len(read.blocks) == 1 or read.stop - read.start <= longest
-        assert all(0 <= b.start - a.stop <= gap for a, b in zip(read.blocks, read.blocks[1:], strict=False))
-    for before, after in zip(reads, reads[1:], strict=False):
+        assert all(0 <= b.start - a.stop <= gap for a, b in pairwise(read.blocks))
+    for before, after in pairwise(reads):
         assert before.stop <= after.start
         assert after.start - before.stop > gap or after.blocks[0].stop - before.start > longest
     raw = path.read_bytes()
