@@ -20,7 +20,7 @@ from formats.smaller import Choose, Smaller, cut
 from formats.source import Source, open_source
 from formats.writer import store
 
-BATCH_BYTES = 16 << 20  # of the new file that are read, checked and written at once
+BATCH_BYTES = 8 << 20  # of the new file that are read, checked and written at once
 
 
 @dataclass(frozen=True)
