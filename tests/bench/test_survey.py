@@ -27,13 +27,18 @@ def document() -> list[int]:
     return torch.randint(3, tiny.VOCABULARY - 10, (N,), generator=generator).tolist()
 
 
+def other() -> list[int]:
+    return list(reversed(document()))
+
+
 @pytest.fixture(scope="module")
 def surveyed() -> tuple[Survey, object]:
     model = tiny.model("llama")
     seam = Seam.of(model.tokenizer, name=model.id)
     pairs = [(observer, name) for observer in ("tail", "replay") for name in OBSERVED]
     pairs = [pair for pair in pairs if pair != ("tail", "kvzip")]
-    return survey(model, seam, document(), pairs, head_tokens=HEAD, chunk=CHUNK, window=8, seed=0), model
+    both = [other(), document()]  # read together, yet each is what it is alone
+    return survey(model, seam, both, pairs, head_tokens=HEAD, chunk=CHUNK, window=8, seeds=[5, 0])[1], model
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
