@@ -225,7 +225,8 @@ class PrefillRun:
         reach = self._reach(layer, window)
         queries, keys, values = (part.flatten(0, 1) for part in (q, k, v))
         if self._span.probe is not None:
-            return self._probe(layer, self._span.probe, queries, keys, values, reach).unflatten(0, q.shape[:2])
+            out = self._probe(layer, self._span.probe, queries, keys, values, reach)
+            return out.view(*q.shape[:2], *out.shape[1:])
         start, stop = self._span.start, self._span.stop
         buffer_k, buffer_v = self._buffers(keys, values)
         buffer_k[:, start:stop] = keys
@@ -236,9 +237,10 @@ class PrefillRun:
             self.score_seconds += time.perf_counter() - started
         if layer == len(self.geometry) - 1:
             raise LayerDone  # nothing follows: keys, values and queries are all that is needed
-        return causal_attention(
+        out = causal_attention(
             queries, buffer_k[:, :stop], buffer_v[:, :stop], scale=scale, reach=reach, softcap=softcap
-        ).unflatten(0, q.shape[:2])
+        )
+        return out.view(*q.shape[:2], *out.shape[1:])
 
     def leave(self, layer: int) -> None:
         """All slices of a layer have run: score it, hand it over, and free the buffers for the next layer."""
@@ -256,7 +258,7 @@ class PrefillRun:
         else:
             context = self._observed_context(layer)
             scores = score_all(self.methods, context, [gathered.scores() for gathered in self._gathered])
-            if not all(bool(torch.isfinite(one.raw).all()) for one in scores):
+            if scores and not bool(torch.isfinite(torch.stack([one.raw for one in scores])).all()):
                 raise ModelError(
                     f"layer {layer} has scores that are not finite: nothing was written, use another --dtype"
                 )

@@ -82,6 +82,12 @@ def test_one_value_may_stand_for_a_list():
     assert plan.lengths == (1024,) and plan.budgets == (0.1,)
 
 
+def test_all_methods_are_every_method_and_the_controls():
+    plan = make_plan(methods=["dropkv", "all"])
+    assert plan.methods[0] == "dropkv" and len(plan.methods) == len(set(plan.methods))
+    assert set(plan.methods) == {*methods.names(), "full", "random", "no-document", "random-answer"}
+
+
 def test_cells_ask_no_control_twice():
     plan = AccuracyPlan(methods=("dropkv", "keydiff", "kvzip", "full", "no-document"), budgets=(0.1, 0.5))
     cells = cells_of(plan, "question-free")
