@@ -11,9 +11,10 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import CompressSettings
-from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, given, json_option, seed
+from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, given, json_option, model_aliases, seed
 from dropkv_cli.output import compared, complain, json_line, say, size
 from dropkv_cli.progress import progress_bar, waiting
+from dropkv_cli.shells import offer
 from dropkv_cli.targets import Target, check_target, plan_targets
 from formats.errors import FormatError, show_path
 
@@ -49,6 +50,7 @@ class Job:
     default=DEFAULT_MODEL,
     show_default=True,
     metavar="MODEL",
+    shell_complete=offer(names=model_aliases, files=True),
     help="Alias (see `dropkv models`), Hub id or local folder.",
 )
 @click.option(
@@ -64,6 +66,7 @@ class Job:
     default=DEFAULTS.method,
     show_default=True,
     metavar="NAME",
+    shell_complete=offer(names=method_files),
     help=f"How entries are chosen: {', '.join(sorted(method_files()))}.",
 )
 @click.option(
@@ -71,6 +74,7 @@ class Job:
     default=DEFAULTS.observe,
     show_default=True,
     metavar="WHAT",
+    shell_complete=offer("replay", "tail", "question:", "questions:"),
     help="Where observation queries come from: replay, the document repeated chunk by chunk; tail, its last tokens; "
     "question:TEXT, the one question that will be asked; questions:FILE, a line for each sample question or description.",
 )

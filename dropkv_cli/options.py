@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from dropkv.errors import BudgetError, UsageError
 from dropkv.settings import check_budget
+from dropkv_cli.shells import offer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -48,6 +49,13 @@ def given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
+def model_aliases() -> list[str]:
+    """The aliases of `dropkv models`, for completion."""
+    from dropkv.models import catalogue
+
+    return [row.alias for row in catalogue()]
+
+
 def refuse_pipe(file: str) -> None:
     """Raise UsageError for "-": a .kv file is read in pieces, in any order."""
     if file == "-":
@@ -63,6 +71,7 @@ def device_options(command: Command) -> Command:
                 default="auto",
                 show_default=True,
                 metavar="TYPE",
+                shell_complete=offer("auto", "float32", "bfloat16", "float16"),
                 help="Type to compute in: float32, bfloat16, float16; auto is float32 on a CPU, else the model's own.",
             ),
             click.option(
@@ -70,6 +79,7 @@ def device_options(command: Command) -> Command:
                 default="auto",
                 show_default=True,
                 metavar="DEVICE",
+                shell_complete=offer("auto", "cpu", "cuda"),
                 help="Where to compute: cpu, cuda, cuda:1; auto is a CUDA GPU if there is one.",
             ),
             click.option(

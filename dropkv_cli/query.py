@@ -10,10 +10,11 @@ import click
 
 from dropkv.errors import QuestionError, UsageError
 from dropkv.settings import Sampling
-from dropkv_cli.options import device_options, flag, json_option, refuse_pipe
+from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
 from dropkv_cli.options import seed as seed_number
 from dropkv_cli.output import harmless, say, size
 from dropkv_cli.progress import waiting
+from dropkv_cli.shells import offer
 from formats import Header, read_header
 from formats.errors import show_path
 
@@ -38,6 +39,7 @@ DEFAULTS = Sampling()
     default=None,
     show_default="the one the file names",
     metavar="MODEL",
+    shell_complete=offer(names=model_aliases, files=True),
     help="Alias, Hub id or local folder of the model the file was made with.",
 )
 @device_options
