@@ -44,6 +44,14 @@ def seed(text: object) -> int:
     return int(digits)
 
 
+def check_text(text: str, what: str) -> None:
+    """Raise UsageError for text of the command line that is not in the encoding of the terminal."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is no valid UTF-8: check the encoding of the terminal or script") from None
+
+
 def given(name: str) -> bool:
     """Whether the current command's option of that name was written, not left at its default."""
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
