@@ -12,7 +12,7 @@ from dropkv.budgets import check_forced, kept_count
 from dropkv.cache import Prefix
 from dropkv.documents import Document
 from dropkv.errors import DocumentError, UsageError
-from dropkv.generate import Session
+from dropkv.generate import Answer, Session
 from dropkv.identity import describe
 from dropkv.memory import expected_peak, read_peak, start_peak
 from dropkv.methods import Method, Pool
@@ -20,7 +20,7 @@ from dropkv.models import Model
 from dropkv.observers import Observation, observe
 from dropkv.prefill import SLICE, Prefilled, prefill
 from dropkv.prompts import Seam
-from dropkv.settings import CompressSettings
+from dropkv.settings import CompressSettings, Sampling
 from formats import BudgetInfo, DocumentInfo, LayerInfo, Metadata, write_file
 
 QUESTION_ROOM = 320  # positions left free behind a document: a question and an answer of the default length (an eighth of short contexts)
@@ -98,6 +98,10 @@ class Compression:
 
         tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if self._plan.settings.keep_tokens else None
         return write_file(path, self.metadata, self._prefilled.layers, tokens, overwrite=overwrite)
+
+    def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
+        """The answer to a question without saving, the same as a saved file gives. Raises QuestionError."""
+        return self.session().ask(question, sampling)
 
     def session(self) -> Session:
         """Ask without saving: the same entries, in the same order, as a saved file has."""
