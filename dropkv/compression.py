@@ -143,6 +143,10 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
 
 def _too_long(document: Document, tokens: int, limit: int, model: Model, settings: CompressSettings) -> str:
     place = f"{document.name}: {tokens} tokens, {model.id} has {model.max_positions} positions"
+    if settings.observe == "replay" and limit < 1:
+        return (
+            f"{place} and replay takes {model.max_positions - limit} of them: no document fits, use a smaller --chunk"
+        )
     if settings.observe == "replay":
         return f"{place} and replay takes {model.max_positions - limit} of them: at most {limit} fit, use --truncate, a smaller --chunk, or split it"
     if settings.observe != "tail":
@@ -204,14 +208,26 @@ def _slice_bytes(model: Model) -> int:
 def compress_document(
     model: Model, document: Document, settings: CompressSettings, *, progress: Callable[[int, int], None] | None = None
 ) -> Compression:
-    """Read the document once and keep what matters. progress(done, total) is called after every layer.
+    """Read the document once and keep what matters. progress(done, total) is called after every layer; both count the document's tokens
+    once for each layer.
 
     Raises DocumentError, BudgetError, UsageError, ModelError.
     """
     planned = plan(model, document, settings)
     start_peak(model.device)
+
+    def report_layers(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done * planned.tokens, total * planned.tokens)
+
     prefilled = prefill(
-        model, planned.ids, planned.observation, planned.method, planned.kept, seed=settings.seed, progress=progress
+        model,
+        planned.ids,
+        planned.observation,
+        planned.method,
+        planned.kept,
+        seed=settings.seed,
+        progress=report_layers,
     )
     size = model.dtype.itemsize
     report = Report(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import click
+from click.core import ParameterSource
 
 from dropkv import __version__
 from dropkv.errors import DropkvError
@@ -65,8 +66,20 @@ def run(arguments: Sequence[str]) -> int:
 def _main(arguments: Sequence[str]) -> object:
     try:
         return cli.main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
+    except click.BadParameter as error:
+        _name_source(error)
+        raise
     except DropkvError as error:
         if arguments and arguments[0] in VERBS:
             text = str(error)
             error.args = (text + blamed(find_command(arguments[0]), arguments[1:], text),)
         raise
+
+
+def _name_source(error: click.BadParameter) -> None:
+    """Click names an option's variable whenever it has one: that helps only if the value came from there."""
+    option, context = error.param, error.ctx
+    if not isinstance(option, click.Option) or option.name is None or context is None:
+        return
+    if context.get_parameter_source(option.name) is not ParameterSource.ENVIRONMENT:
+        error.param_hint = f"'{' / '.join(option.opts)}'"

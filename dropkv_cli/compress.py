@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -208,6 +209,7 @@ def _report(error: Exception, target: Target, job: Job, *, alone: bool) -> None:
     text = "" if alone else failure(error)
     if not text:
         raise error
+    text = text.removeprefix(f"{Path(target.document).name}: ")
     complain(text if target.shown in text else f"{target.shown}: {text}")
     if job.as_json:
         json_line(_names(target) | {"error": text})

@@ -65,7 +65,9 @@ def model_aliases() -> list[str]:
 
 
 def refuse_pipe(file: str) -> None:
-    """Raise UsageError for "-": a .kv file is read in pieces, in any order."""
+    """Raise UsageError for "-": a .kv file is read in pieces, in any order. Nor is there a file without a name."""
+    if not file:
+        raise UsageError("the file has an empty name: name a .kv file")
     if file == "-":
         raise UsageError("a .kv file cannot be read from a pipe: name the file, or ./- for a file of that name")
 

@@ -68,6 +68,8 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["query", "a.kv", "who?", "--top-p", "0"], ["top-p 0.0"]),
         (["query", "a.kv", "who?", "--max-new-tokens", "0"], ["--max-new-tokens 1"]),
         (["query", "a.kv", "who?", "--seed", "-1"], ["'-1'", "from 0 on"]),
+        (["query", "a.kv", "who?", "--max-new-tokens", "many"], ["for '--max-new-tokens': 'many' is not a valid"]),
+        (["query", "", "who?"], ["empty name"]),
         (["query", "-", "who?"], ["cannot be read from a pipe", "./-"]),
         (["info", "-"], ["cannot be read from a pipe"]),
         (["verify", "-"], ["cannot be read from a pipe"]),

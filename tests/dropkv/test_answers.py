@@ -202,6 +202,16 @@ def test_the_estimate_is_what_comes_out(tiny_llama, tmp_path):
     assert report.peak_memory_bytes > 10_000_000 and report.prefill_seconds > 0 and report.score_seconds > 0
 
 
+def test_progress_counts_tokens_in_every_layer(tiny_llama):
+    steps = []
+    document = dropkv.Document.of(TEXT, "note")
+    made = compress_document(
+        tiny_llama, document, CompressSettings(chunk=40), progress=lambda *step: steps.append(step)
+    )
+    n = made.report.document_tokens
+    assert steps == [(n, 3 * n), (2 * n, 3 * n), (3 * n, 3 * n)]
+
+
 def test_head_adaptive_files_are_as_small_as_uniform_ones(tiny_llama, tmp_path):
     """No padding to the longest head: the bytes follow the entries."""
     sizes, spread = [], []
