@@ -73,8 +73,8 @@ def load_model(name: str = BUNDLED, *, revision: str | None = None, dtype: str =
     dtype "auto": float32 on a CPU, on CUDA the checkpoint's own 16-bit type or bfloat16. device "auto": CUDA if there
     is one. Raises ModelError when it cannot be found, loaded or served, UsageError for an unknown dtype or device.
     """
-    wanted = _dtype_name(dtype)
-    place = _device(device)
+    wanted = chosen_dtype(dtype)
+    place = chosen_device(device)
     from dropkv import attention
     from dropkv.loading import load_checkpoint, read_config
 
@@ -213,7 +213,8 @@ def _stop_ids(network: Any, tokenizer: Any, name: str) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _dtype_name(name: str) -> str:
+def chosen_dtype(name: str) -> str:
+    """The full name of a dtype, or "auto". Raises UsageError."""
     plain = DTYPES.get(name, name)
     if plain not in ("auto", *DTYPES.values()):
         choices = ", ".join(["auto", *(f"{long} ({short})" for short, long in DTYPES.items())])
@@ -221,7 +222,8 @@ def _dtype_name(name: str) -> str:
     return plain
 
 
-def _device(name: str) -> torch.device:
+def chosen_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is a CUDA GPU where there is one. Raises UsageError."""
     import torch
 
     if name == "auto":

@@ -114,10 +114,10 @@ def _check_system(system: str | None, encoder: PieceEncoder) -> None:
     if not system:
         return
     try:
-        plain = encoder.foreign(system)
+        system.encode("utf-8")
     except UnicodeEncodeError:
         raise UsageError("the system text is no valid UTF-8: check the encoding it was read with") from None
-    marks = (encoder.special_ids - set(plain)).intersection(encoder.template(system))
+    marks = (encoder.special_ids - set(encoder.foreign(system))).intersection(encoder.template(system))
     if marks:
         mark = encoder.tokenizer.convert_ids_to_tokens(min(marks))
         raise UsageError(f"the system text holds {mark}, a special token of {encoder.name}: leave it out")

@@ -137,7 +137,9 @@ class Job:
     "--seed", type=seed, default=DEFAULTS.seed, show_default=True, metavar="N", help="Seed of the method random."
 )
 @flag("--force", help="Replace an output file that exists.")
-@flag("--dry-run", help="Print sizes and the memory needed, and write nothing.")
+@flag(
+    "--dry-run", help="Print sizes and the memory needed; nothing is written, and the model's weights are not loaded."
+)
 @json_option
 def command(
     documents: tuple[str, ...],
@@ -166,11 +168,8 @@ def command(
     if todo:
         _check_settings(job.settings)
         _note_unused(job.settings)
-        waiting(f"loading {model} ...")
         started = time.perf_counter()
-        from dropkv.models import load_model
-
-        loaded = load_model(model, revision=revision, dtype=dtype, device=device)
+        loaded = _load(model, revision, dtype, device, dry_run)
         load_seconds = time.perf_counter() - started
         _check_system(loaded, job.settings)
         sizes = []
@@ -187,6 +186,18 @@ def command(
         if len(targets) > 1 and not as_json:
             _sum_up(sizes, failures, job)
     return 1 if failures else 0
+
+
+def _load(name: str, revision: str | None, dtype: str, device: str, dry_run: bool) -> Model:
+    """The model; for an estimate without its weights, which may be large, or not be here."""
+    if dry_run:
+        from dropkv.outline import load_outline
+
+        return load_outline(name, revision=revision, dtype=dtype, device=device)
+    waiting(f"loading {name} ...")
+    from dropkv.models import load_model
+
+    return load_model(name, revision=revision, dtype=dtype, device=device)
 
 
 def _readable(targets: list[Target], job: Job) -> tuple[list[tuple[Target, Document]], int]:
