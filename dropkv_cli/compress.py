@@ -191,7 +191,7 @@ def command(
 def _load(name: str, revision: str | None, dtype: str, device: str, dry_run: bool) -> Model:
     """The model; for an estimate without its weights, which may be large, or not be here."""
     if dry_run:
-        from dropkv.outline import load_outline
+        from dropkv.models import load_outline
 
         return load_outline(name, revision=revision, dtype=dtype, device=device)
     waiting(f"loading {name} ...")

@@ -9,8 +9,7 @@ import pytest
 import dropkv
 from dropkv import compression, downloads
 from dropkv.errors import DocumentError, ModelError, UsageError
-from dropkv.models import load_model
-from dropkv.outline import load_outline
+from dropkv.models import load_model, load_outline
 from tests import tiny
 
 TEXT = "The harbour master kept the ledger in a locked drawer. The code is 4711, and the ship is Evergreen. " * 4
