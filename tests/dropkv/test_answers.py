@@ -159,6 +159,8 @@ def test_what_does_not_fit_is_refused_with_the_limit():
         DocumentError, match=r"tokens, tiny-llama has 200 positions and replay takes .* at most \d+ fit, use --truncate"
     ):
         dropkv.compress(TEXT * 3, model=model, chunk=60)
+    with pytest.raises(DocumentError, match=r"replay takes \d+ of them: no document fits, use a smaller --chunk"):
+        dropkv.compress(TEXT * 3, model=model, truncate=True)
     with pytest.raises(DocumentError, match="at most 175 fit with room for a question"):
         dropkv.compress(TEXT * 3, model=model, observe="tail")
     cut = dropkv.compress(TEXT * 3, model=model, observe="tail", truncate=True, budget=0.5)
