@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from dropkv.errors import DropkvError, UsageError
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import flag, json_option, refuse_pipe
 from dropkv_cli.output import compared, complain, json_line, say, size
-from dropkv_cli.targets import Target, check_path, plan_targets
+from dropkv_cli.targets import Target, check_path, make_folder, plan_targets
+from formats import read_header
 from formats.errors import FormatError, show_path
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     "--output",
     metavar="FILE|FOLDER/",
     show_default="none; needed",
-    help="The .kv file to write; for several files an existing folder, which gets one file for each.",
+    help="The .kv file to write; for several files a folder, which gets one file for each.",
 )
 @click.option(
     "--budget",
@@ -53,7 +55,7 @@ def command(files: tuple[str, ...], output: str | None, budget: float | int | No
     failures = 0
     for target in plan_targets(files, output, "file"):
         try:
-            _one(target, budget, force, as_json)
+            _one(target, output, budget, force, as_json)
         except (DropkvError, FormatError) as error:
             if len(files) == 1:
                 raise
@@ -65,12 +67,14 @@ def command(files: tuple[str, ...], output: str | None, budget: float | int | No
     return 1 if failures else 0
 
 
-def _one(target: Target, budget: float | int, force: bool, as_json: bool) -> None:
+def _one(target: Target, output: str, budget: float | int, force: bool, as_json: bool) -> None:
     assert target.path is not None
-    check_path(target.path, force=force)
+    check_path(target.path, force=force, new_folder=output.endswith(os.sep))
     started = time.perf_counter()
+    read_header(target.document)  # what is no KV file is refused before torch is imported, and before a folder is made
     from dropkv.shrinking import shrink
 
+    make_folder(output)
     report = shrink(target.document, budget, target.path, overwrite=force)
     _print(target, report, time.perf_counter() - started, as_json)
 

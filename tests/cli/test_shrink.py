@@ -138,3 +138,9 @@ def test_several_files_go_into_a_folder(dropkv: Dropkv, kv: Path, tmp_path: Path
     }  # fmt: skip
     assert sorted(os.listdir(folder)) == ["harbour.kv", "other.kv"]
     assert (folder / "harbour.kv").read_bytes() == (folder / "other.kv").read_bytes()
+    new = tmp_path / "new"
+    dropkv("shrink", missing, "-o", f"{new}/", "--budget", "0.4").failed_with(1, "no such file")
+    dropkv("shrink", folder, "-o", f"{new}/", "--budget", "0.4").failed_with(1, "is a folder")
+    assert not new.exists()
+    assert dropkv("shrink", kv, other, "-o", f"{new}/", "--budget", "0.4").code == 0
+    assert sorted(os.listdir(new)) == ["harbour.kv", "other.kv"]
