@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dropkv.kernels.decode import attend_prefix_and_tail
-from dropkv.models import LayerGeometry
+from dropkv.models import LayerGeometry, Model
 from formats import LayerEntries
 
 TAIL_STEP = 256  # the tail's buffers grow by at least so many tokens
@@ -25,6 +25,23 @@ class Prefix:
         self.geometry = tuple(geometry)
         self.n = n
         self.bounds = tuple(tuple(int(bound) for bound in layer.offsets.tolist()) for layer in layers)
+
+    @classmethod
+    def empty(cls, model: Model) -> Prefix:
+        """A document of no tokens."""
+        line = torch.zeros(0, dtype=torch.int32, device=model.device)
+        layers = [
+            LayerEntries(
+                keys=torch.zeros((0, layer.d_k), dtype=model.dtype, device=model.device),
+                values=torch.zeros((0, layer.d_v), dtype=model.dtype, device=model.device),
+                offsets=torch.zeros(layer.kv_heads + 1, dtype=torch.int32, device=model.device),
+                positions=line,
+                admit=line,
+                scores=line.float(),
+            )
+            for layer in model.geometry
+        ]
+        return cls(layers, model.geometry, 0)
 
     @property
     def entries(self) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dropkv import methods
 from dropkv._version import __version__
@@ -12,6 +14,7 @@ from dropkv.budgets import check_forced, kept_count
 from dropkv.cache import Prefix
 from dropkv.documents import Document
 from dropkv.errors import DocumentError, UsageError
+from dropkv.fidelity import HeldOut, compare, hold_out, predict, predict_alone
 from dropkv.generate import Session
 from dropkv.identity import describe
 from dropkv.memory import expected_peak, read_peak, start_peak
@@ -30,7 +33,7 @@ ENTRY_OVERHEAD = 12  # bytes of position, admit and score beside an entry's key 
 @dataclass(frozen=True)
 class Plan:
     """Everything decided about a document before the model reads it. ids: template head and document; kept: entries per KV head;
-    whole_tokens: what ids would have been without --truncate.
+    whole_tokens: what ids would have been without --truncate; held: what fidelity is measured with, None when it is not.
     """
 
     seam: Seam
@@ -41,6 +44,7 @@ class Plan:
     kept: int
     settings: CompressSettings
     whole_tokens: int
+    held: HeldOut | None = None
 
     @property
     def tokens(self) -> int:
@@ -69,7 +73,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Report:
-    """What a compression took and gave. Entries count every layer and KV head; peak_memory_bytes is measured and includes the weights."""
+    """What a compression took and gave. Entries count every layer and KV head; peak_memory_bytes is measured and includes the weights.
+
+    fidelity: as in the file, None when it was not measured; its seconds are not part of the others.
+    """
 
     document_tokens: int
     kept: int
@@ -80,6 +87,8 @@ class Report:
     score_seconds: float
     peak_memory_bytes: int
     document_tokens_before_truncation: int | None = None
+    fidelity: dict[str, Any] | None = None
+    fidelity_seconds: float = 0.0
 
 
 class Compression:
@@ -134,7 +143,10 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
     else:
         check_forced(settings.budget, len(ids), forced)
         kept = kept_count(settings.budget, len(ids), forced)
-    return Plan(seam, tuple(ids), len(head), observation, method, kept, settings, whole)
+    held = None
+    if settings.fidelity:
+        held = hold_out(seam, ids, len(head), model.max_positions - len(ids), settings.seed)
+    return Plan(seam, tuple(ids), len(head), observation, method, kept, settings, whole, held)
 
 
 def _too_long(document: Document, tokens: int, limit: int, model: Model, settings: CompressSettings) -> str:
@@ -175,7 +187,9 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
         full_bytes += n * layer.kv_heads * row
         widest = max(widest, n * layer.kv_heads * row)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
-    sequence = n + sum(len(probe.ids) for probe in planned.observation.probes)
+    held = planned.held
+    sequence = n + sum(len(probe.ids) for probe in planned.observation.probes) + (len(held.ids) if held else 0)
+    logits = held.predicting * int(model.network.config.vocab_size) * max(4, size) if held else 0
     hidden = sequence * int(model.network.config.hidden_size) * size
     tokens = 4 * n if settings.keep_tokens else 0
     return Estimate(
@@ -185,7 +199,7 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
         full_entries,
         kept_bytes + tokens,
         full_bytes,
-        expected_peak(model.device, weights) + widest + kept_bytes + 4 * hidden + _slice_bytes(model),
+        expected_peak(model.device, weights) + widest + kept_bytes + 4 * hidden + max(_slice_bytes(model), 3 * logits),
         planned.truncated_from,
     )
 
@@ -200,15 +214,23 @@ def _slice_bytes(model: Model) -> int:
 def compress_document(
     model: Model, document: Document, settings: CompressSettings, *, progress: Callable[[int, int], None] | None = None
 ) -> Compression:
-    """Read the document once and keep what matters. progress(done, total) is called after every layer.
+    """Read the document once and keep what matters, and measure what that changes. progress(done, total) is called after every layer.
 
     Raises DocumentError, BudgetError, UsageError, ModelError.
     """
     planned = plan(model, document, settings)
     start_peak(model.device)
     prefilled = prefill(
-        model, planned.ids, planned.observation, planned.method, planned.kept, seed=settings.seed, progress=progress
+        model,
+        planned.ids,
+        planned.observation,
+        planned.method,
+        planned.kept,
+        seed=settings.seed,
+        progress=progress,
+        held=planned.held,
     )
+    fidelity, fidelity_seconds = _fidelity(model, planned, prefilled)
     size = model.dtype.itemsize
     report = Report(
         document_tokens=planned.tokens,
@@ -222,8 +244,27 @@ def compress_document(
         score_seconds=prefilled.score_seconds,
         peak_memory_bytes=read_peak(model.device),
         document_tokens_before_truncation=planned.truncated_from,
+        fidelity=fidelity,
+        fidelity_seconds=fidelity_seconds,
     )
-    return Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled), report)
+    metadata = replace(_metadata(model, document, planned, prefilled), fidelity=fidelity)
+    return Compression(model, planned, prefilled, metadata, report)
+
+
+def _fidelity(model: Model, planned: Plan, prefilled: Prefilled) -> tuple[dict[str, Any] | None, float]:
+    """The measurement and the seconds it took in all, those during the prefill included."""
+    if planned.held is None or prefilled.predictions is None:
+        return None, 0.0
+    started = time.perf_counter()
+    prefix = Prefix(prefilled.layers, model.geometry, planned.tokens)
+    head = planned.ids[: planned.head_tokens]
+    measured = compare(
+        planned.held,
+        prefilled.predictions,
+        predict(model, prefix, planned.held),
+        predict_alone(model, head, planned.held),
+    )
+    return measured, prefilled.held_seconds + time.perf_counter() - started
 
 
 def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefilled) -> Metadata:

@@ -11,6 +11,7 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import CompressSettings
+from dropkv_cli.fidelity import fidelity_text
 from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, given, json_option, seed
 from dropkv_cli.output import compared, complain, json_line, say, size
 from dropkv_cli.progress import progress_bar, waiting
@@ -116,8 +117,14 @@ class Job:
 @device_options
 @flag("--no-tokens", help="Leave the document's token ids out of the file.")
 @flag("--truncate", help="Cut a document that does not fit the model's context instead of refusing it.")
+@flag("--no-fidelity", help="Do not measure how much the file changes what the model predicts of the document.")
 @click.option(
-    "--seed", type=seed, default=DEFAULTS.seed, show_default=True, metavar="N", help="Seed of the method random."
+    "--seed",
+    type=seed,
+    default=DEFAULTS.seed,
+    show_default=True,
+    metavar="N",
+    help="Seed of the method random, and of the passages that fidelity is measured with.",
 )
 @flag("--force", help="Replace an output file that exists.")
 @flag("--dry-run", help="Print sizes and the memory needed, and write nothing.")
@@ -130,6 +137,7 @@ def command(
     device: str,
     revision: str | None,
     no_tokens: bool,
+    no_fidelity: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -142,7 +150,7 @@ def command(
     """
     if output is None and not dry_run:
         raise UsageError("name the file to write with -o FILE, or try --dry-run")
-    job = Job(CompressSettings(keep_tokens=not no_tokens, **settings), force, dry_run, as_json)
+    job = Job(CompressSettings(keep_tokens=not no_tokens, fidelity=not no_fidelity, **settings), force, dry_run, as_json)
     todo, failures = _readable(plan_targets(documents, output), job)
     if todo:
         _check_method(job.settings)
@@ -249,10 +257,12 @@ def _print_result(
                 "full_entries": report.full_entries,
                 "file_bytes": file_bytes,
                 "full_cache_bytes": report.full_cache_bytes,
+                "fidelity": report.fidelity,
                 "seconds": {
                     "load": load,
                     "prefill": report.prefill_seconds,
                     "score": report.score_seconds,
+                    "fidelity": report.fidelity_seconds,
                     "write": write,
                     "total": total,
                 },
@@ -267,9 +277,11 @@ def _print_result(
         f"  {size(file_bytes)} on disk, the full cache is {size(report.full_cache_bytes)}: "
         f"{compared(file_bytes, report.full_cache_bytes)}"
     )
+    if job.settings.fidelity:
+        say(f"  fidelity: {fidelity_text(report.fidelity)}")
     say(
         f"  {total:.1f} s (model {load:.1f}, prefill {report.prefill_seconds:.1f}, score {report.score_seconds:.1f}, "
-        f"write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"
+        f"fidelity {report.fidelity_seconds:.1f}, write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"
     )
 
 

@@ -1,0 +1,155 @@
+"""Fidelity: how much of what the model could say of the document with its full cache it still says with the kept entries.
+
+Behind the document stands an answer that quotes it: short passages from all over it, each from a random place, in the middle of sentences.
+The first tokens of a passage are its cue; each token after them is to be predicted. With the full cache a model finds the passage and
+copies it; what has been evicted it cannot find. The full cache's predictions are made during the prefill, where every layer's keys and values
+are there for a moment; the file's, by one forward call over the kept entries. The queries are no observer's: other places, other beginnings,
+another turn.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dropkv.cache import Prefix
+    from dropkv.models import Model
+    from dropkv.prompts import Seam
+
+INSTRUCTION = "Quote passages of the text."
+PASSAGE = 16  # tokens of a passage
+CUE = 3  # of which so many come first and are not counted
+SHARE = 0.1  # of the document's tokens, quoted
+FEWEST, MOST = 64, 512  # tokens quoted whatever the share is
+LEAST_TOLD = 0.1  # nats per token that the document must be worth for a share of it to mean anything
+DIGITS = 4  # of stored likelihoods: so that the last bits of a sum change no file
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Tokens that stand behind a document for its fidelity to be measured.
+
+    ids: placed at position n. scored: ascending indices of the ids that are to be predicted, each from what stands before it.
+    passages: the (start, stop) document ranges that are quoted.
+    """
+
+    ids: tuple[int, ...]
+    scored: tuple[int, ...]
+    passages: tuple[tuple[int, int], ...]
+
+    @property
+    def predicting(self) -> int:
+        """How many of the last tokens' logits are needed."""
+        return len(self.ids) - self.scored[0] + 1
+
+    def predictions(self, logits: Tensor) -> Predictions:
+        """What logits [predicting, vocabulary] of the last tokens say of the scored ones."""
+        import torch
+
+        rows = torch.tensor(self.scored, device=logits.device) - self.scored[0]
+        targets = torch.tensor([self.ids[index] for index in self.scored], device=logits.device)
+        losses = torch.nn.functional.cross_entropy(logits[rows], targets, reduction="none")
+        best = logits.argmax(-1)[rows]
+        return Predictions(tuple(losses.tolist()), tuple(best.tolist()), tuple(targets.tolist()))
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """For each scored token: nll, the negative log-likelihood in nats; best, the likeliest token; target, the one that stands there."""
+
+    nll: tuple[float, ...]
+    best: tuple[int, ...]
+    target: tuple[int, ...]
+
+    @property
+    def right(self) -> tuple[bool, ...]:
+        """Where the likeliest token is the one that stands there."""
+        return tuple(best == target for best, target in zip(self.best, self.target, strict=True))
+
+
+def hold_out(seam: Seam, document: Sequence[int], head_tokens: int, room: int, seed: int = 0) -> HeldOut | None:
+    """Passages of `document` (ids, template head included) to quote in at most `room` positions; None when not one has a place.
+
+    One passage from each of equal parts of the document, at a random place in it; documents shorter than a passage are quoted whole.
+    """
+    body = len(document) - head_tokens
+    size = min(PASSAGE, body)
+    asking = seam.question_ids(INSTRUCTION)
+    between = seam.encoder.foreign("\n")
+    wanted = min(max(SHARE * body, FEWEST), MOST, body)
+    fitting = (room - len(asking)) // (size + len(between))
+    count = min(max(1, int(wanted / size)), fitting)
+    if size < 2 or count < 1:
+        return None
+    cue = min(CUE, size - 1)
+    draw = random.Random(f"fidelity {seed}")
+    ids, scored, passages = list(asking), [], []
+    for number in range(count):
+        first = head_tokens + number * body // count
+        last = head_tokens + (number + 1) * body // count - size
+        start = draw.randint(first, max(first, last))
+        passages.append((start, start + size))
+        scored += range(len(ids) + cue, len(ids) + size)
+        ids += [*document[start : start + size], *between]
+    return HeldOut(tuple(ids), tuple(scored), tuple(passages))
+
+
+def predict(model: Model, prefix: Prefix, held: HeldOut) -> Predictions:
+    """What the model predicts of the scored tokens behind a compressed document. Raises ModelError when a layer bypasses the prefix."""
+    return _predict(model, prefix, held, ())
+
+
+def predict_alone(model: Model, head: Sequence[int], held: HeldOut) -> Predictions:
+    """What the model predicts of the scored tokens without the document, behind the template head (ids) alone."""
+    from dropkv.cache import Prefix
+
+    return _predict(model, Prefix.empty(model), held, head)
+
+
+def _predict(model: Model, prefix: Prefix, held: HeldOut, before: Sequence[int]) -> Predictions:
+    import torch
+
+    from dropkv.attention import run_logits
+    from dropkv.cache import AnswerRun, Tail
+
+    tokens = [*before, *held.ids]
+    run = AnswerRun(prefix, Tail())
+    with torch.inference_mode():
+        ids = torch.tensor([tokens], device=model.device)
+        positions = torch.arange(prefix.n, prefix.n + len(tokens), device=model.device).unsqueeze(0)
+        logits = run_logits(model.network, ids, positions, run, keep=held.predicting)[0]
+    return held.predictions(logits)
+
+
+def compare(held: HeldOut, full: Predictions, pruned: Predictions, alone: Predictions) -> dict[str, Any]:
+    """The numbers that go into a file (formats/FORMAT.md says what each is).
+
+    full: with the whole cache, pruned: with the kept entries, alone: without the document.
+    """
+    nll, nll_full, nll_alone = (_mean(one.nll) for one in (pruned, full, alone))
+    told = nll_alone - nll_full
+    still = [mine for mine, theirs in zip(pruned.right, full.right, strict=True) if theirs]
+    agreeing = [mine == theirs for mine, theirs in zip(pruned.best, full.best, strict=True)]
+    shares = {
+        "kept_information": (nll_alone - nll) / told if told >= LEAST_TOLD else None,
+        "agreement": _mean(agreeing),
+        "right": _mean(pruned.right),
+        "right_full": _mean(full.right),
+        "right_alone": _mean(alone.right),
+        "still_right": _mean(still) if still else None,
+        "nll": nll,
+        "nll_full": nll_full,
+        "nll_alone": nll_alone,
+    }
+    rounded = {name: None if value is None else round(value, DIGITS) for name, value in shares.items()}
+    return {"kind": "quotes", "passages": len(held.passages), "tokens": len(held.scored), **rounded}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
