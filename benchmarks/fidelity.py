@@ -1,10 +1,10 @@
 """Does the fidelity of a file tell whether questions to it are answered? Files are ranked by both.
 
-    python benchmarks/fidelity.py [--documents 10] [--budgets 0.05,0.1,0.2,0.35,0.6] [--observe replay,tail] [--seed 3] [--model smollm2-135m]
+    python benchmarks/fidelity.py [--documents 10] [--files replay:0.05,0.1,0.2,0.35,0.6 tail:0.2,0.6] [--seed 3] [--model smollm2-135m]
 
-Documents of the task five-facts, 640 to 1,280 tokens: Python's help texts with five facts, five questions each, asked as the bench asks them
-(greedy). All budgets of a document and observer come from one prefill, kept by what `dropkv compress` keeps with. Printed are a line for each
-file, the rank correlations (Spearman, ties share their mean rank) of every number that fidelity has with the share of right answers, over
+Documents of 640 to 1,024 tokens with the facts of the task five-facts in four kinds of text by turns (Python's help texts, a story, one
+paragraph over and over, a licence), five questions each, asked as the bench asks them (greedy). All budgets of a document and observer
+come from one prefill, kept by what `dropkv compress` keeps with. Printed are a line for each file, the rank correlations (Spearman, ties share their mean rank) of every number that fidelity has with the share of right answers, over
 all files and as the mean over the files of one budget and observer (which says what fidelity knows beyond the budget), and the mean
 accuracy of the files between two marks of kept_information.
 """
@@ -12,10 +12,12 @@ accuracy of the files between two marks of kept_information.
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +41,9 @@ from dropkv.settings import CompressSettings
 from formats import LayerEntries
 
 TASK = "five-facts"
-LENGTHS = (640, 768, 896, 1024, 1152, 1280)
+LENGTHS = (640, 768, 896, 1024, 704, 832, 960)
+REPEATED = "The tide came in and went out again. A boat was painted blue. The nets hung on the wall to dry. Nobody was in a hurry.\n"
+ROOT = Path(__file__).parents[1]
 MARKS = (0.0, 0.25, 0.5, 0.7, 0.85, 0.95, 0.99)
 
 
@@ -79,18 +83,15 @@ class File:
         return float(values[name] or 0.0)
 
 
-def files(
-    model: Model, seam: Seam, task: Task, index: int, seed: int, observers: Sequence[str], budgets: Sequence[float]
-) -> list[File]:
-    """All files of one document."""
+def files(model: Model, seam: Seam, task: Task, index: int, seed: int, cells: dict[str, list[float]]) -> Iterator[File]:
+    """All files of one document; cells: the budgets of each observer."""
     head = len(seam.head_ids)
     (sample,) = task.samples(model.tokenizer, LENGTHS[index % len(LENGTHS)], 1, 1000 * seed + index, head_tokens=head)
     ids = [*seam.head_ids, *sample.document_ids]
     held = hold_out(seam, ids, head, model.max_positions - len(ids))
     assert held is not None
     alone = predict_alone(model, ids[:head], held)
-    made = []
-    for observer in observers:
+    for observer, budgets in cells.items():
         settings = CompressSettings(observe=observer)
         method = resolve_method(settings, head)
         counts = [kept_count(budget, len(ids), len(method.forced(len(ids)))) for budget in budgets]
@@ -102,14 +103,13 @@ def files(
             fidelity = compare(held, reading.predictions, predict(model, prefix, held), alone)
             session = Session(model, seam, prefix)
             right = [task.score(answer(session, question), question) for question in sample.questions]
-            made.append(File(index, observer, budget, fidelity, sum(right) / len(right)))
-    return made
+            yield File(index, observer, budget, fidelity, sum(right) / len(right))
 
 
 def answer(session: Session, question: Question) -> str:
     """The start of the greedy answer, long enough for a number."""
     tokens = question_tokens(session.seam, question)
-    return Stream(session, Tail(), question.text, tokens, Sampling(max_new_tokens=16), []).result().text
+    return Stream(session, Tail(), question.text, tokens, Sampling(max_new_tokens=10), []).result().text
 
 
 def ranks(values: Sequence[float]) -> Tensor:
@@ -158,23 +158,29 @@ def report(made: Sequence[File]) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--documents", type=int, default=10)
-    options.add_argument("--budgets", default="0.05,0.1,0.2,0.35,0.6")
-    options.add_argument("--observe", default="replay")
+    options.add_argument("--files", nargs="+", default=["replay:0.05,0.1,0.2,0.35,0.6", "tail:0.2,0.6"])
     options.add_argument("--seed", type=int, default=3)
     options.add_argument("--model", default="smollm2-135m")
     given = options.parse_args()
     model = load_model(given.model)
     seam = Seam.of(model.tokenizer, name=model.id)
-    task = get(TASK)
-    budgets = [float(budget) for budget in given.budgets.split(",")]
+    cells = {}
+    for part in given.files:
+        observer, _, budgets = part.partition(":")
+        cells[observer] = [float(budget) for budget in budgets.split(",")]
     made: list[File] = []
     print(f"{given.model}, {TASK}, {given.documents} documents, seed {given.seed}")
     started = time.perf_counter()
-    for index in range(given.documents):
-        for file in files(model, seam, task, index, given.seed, given.observe.split(","), budgets):
-            made.append(file)
-            numbers = " ".join(f"{name} {value}" for name, value in file.fidelity.items() if name != "kind")
-            print(f"{file.document} {file.observer} {file.budget}: accuracy {file.accuracy:.1f}, {numbers}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        repeated = Path(folder) / "repeated.txt"
+        repeated.write_text(REPEATED * 100)
+        essays = (None, ROOT / "examples/dark-lamp.md", repeated, ROOT / "LICENSE")
+        tasks = [get(TASK, essay=None if essay is None else str(essay)) for essay in essays]
+        for index in range(given.documents):
+            for file in files(model, seam, tasks[index % len(tasks)], index, given.seed, cells):
+                made.append(file)
+                numbers = " ".join(f"{name} {value}" for name, value in file.fidelity.items() if name != "kind")
+                print(f"{file.document} {file.observer} {file.budget}: accuracy {file.accuracy:.1f}, {numbers}", flush=True)
     report(made)
     print(f"{time.perf_counter() - started:.0f} s")
 

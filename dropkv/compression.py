@@ -145,7 +145,7 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
         kept = kept_count(settings.budget, len(ids), forced)
     held = None
     if settings.fidelity:
-        held = hold_out(seam, ids, len(head), model.max_positions - len(ids), settings.seed)
+        held = hold_out(seam, ids, len(head), model.max_positions - len(ids))
     return Plan(seam, tuple(ids), len(head), observation, method, kept, settings, whole, held)
 
 
@@ -189,7 +189,7 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
     held = planned.held
     sequence = n + sum(len(probe.ids) for probe in planned.observation.probes) + (len(held.ids) if held else 0)
-    logits = held.predicting * int(model.network.config.vocab_size) * max(4, size) if held else 0
+    logits = len(held.scored) * int(model.network.config.vocab_size) * max(4, size) if held else 0
     hidden = sequence * int(model.network.config.hidden_size) * size
     tokens = 4 * n if settings.keep_tokens else 0
     return Estimate(

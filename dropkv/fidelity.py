@@ -1,17 +1,18 @@
-"""Fidelity: how much of what the model could say of the document with its full cache it still says with the kept entries.
+"""Fidelity: how much of what the document tells the model the kept entries still tell it.
 
-Behind the document stands an answer that quotes it: short passages from all over it, each from a random place, in the middle of sentences.
-The first tokens of a passage are its cue; each token after them is to be predicted. With the full cache a model finds the passage and
-copies it; what has been evicted it cannot find. The full cache's predictions are made during the prefill, where every layer's keys and values
-are there for a moment; the file's, by one forward call over the kept entries. The queries are no observer's: other places, other beginnings,
-another turn.
+Behind the document stand short quotes from all over it, those passages whose tokens are rarest in it: names, numbers, what is asked for. The
+first tokens of a quote are its cue; each token after them is to be predicted. With the full cache a model finds the passage and copies it;
+what has been evicted it cannot find, and without the document it could only guess: the share of the way from guessing to copying is what is
+kept. The full cache's predictions are made during the prefill, where every layer's keys and values are there for a moment; the file's, by one
+forward call over the kept entries. The queries are no observer's: the tokens stand at other places, behind other words, and see everything.
 """
 
 from __future__ import annotations
 
 import math
-import random
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
     from dropkv.models import Model
     from dropkv.prompts import Seam
 
-INSTRUCTION = "Quote passages of the text."
 PASSAGE = 16  # tokens of a passage
 CUE = 3  # of which so many come first and are not counted
-SHARE = 0.1  # of the document's tokens, quoted
+SHARE = 0.07  # of the document's tokens, quoted
 FEWEST, MOST = 64, 512  # tokens quoted whatever the share is
 LEAST_TOLD = 0.1  # nats per token that the document must be worth for a share of it to mean anything
 DIGITS = 4  # of stored likelihoods: so that the last bits of a sum change no file
@@ -43,20 +43,17 @@ class HeldOut:
     scored: tuple[int, ...]
     passages: tuple[tuple[int, int], ...]
 
-    @property
-    def predicting(self) -> int:
-        """How many of the last tokens' logits are needed."""
-        return len(self.ids) - self.scored[0] + 1
+    def rows(self, before: int) -> list[int]:
+        """Where in a sequence with so many tokens before the ids each scored token is predicted: one place ahead of it."""
+        return [before + index - 1 for index in self.scored]
 
     def predictions(self, logits: Tensor) -> Predictions:
-        """What logits [predicting, vocabulary] of the last tokens say of the scored ones."""
+        """What the logits [scored, vocabulary] of those rows say."""
         import torch
 
-        rows = torch.tensor(self.scored, device=logits.device) - self.scored[0]
         targets = torch.tensor([self.ids[index] for index in self.scored], device=logits.device)
-        losses = torch.nn.functional.cross_entropy(logits[rows], targets, reduction="none")
-        best = logits.argmax(-1)[rows]
-        return Predictions(tuple(losses.tolist()), tuple(best.tolist()), tuple(targets.tolist()))
+        losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+        return Predictions(tuple(losses.tolist()), tuple(logits.argmax(-1).tolist()), tuple(targets.tolist()))
 
 
 @dataclass(frozen=True)
@@ -73,30 +70,30 @@ class Predictions:
         return tuple(best == target for best, target in zip(self.best, self.target, strict=True))
 
 
-def hold_out(seam: Seam, document: Sequence[int], head_tokens: int, room: int, seed: int = 0) -> HeldOut | None:
+def hold_out(seam: Seam, document: Sequence[int], head_tokens: int, room: int) -> HeldOut | None:
     """Passages of `document` (ids, template head included) to quote in at most `room` positions; None when not one has a place.
 
-    One passage from each of equal parts of the document, at a random place in it; documents shorter than a passage are quoted whole.
+    One from each of equal parts of the document; documents shorter than a passage are quoted whole.
     """
     body = len(document) - head_tokens
     size = min(PASSAGE, body)
-    asking = seam.question_ids(INSTRUCTION)
     between = seam.encoder.foreign("\n")
     wanted = min(max(SHARE * body, FEWEST), MOST, body)
-    fitting = (room - len(asking)) // (size + len(between))
-    count = min(max(1, int(wanted / size)), fitting)
-    if size < 2 or count < 1:
+    fitting = (room - len(between)) // (PASSAGE + len(between))
+    if size < 2 or fitting < 1:
         return None
+    count = min(max(1, int(wanted / size)), fitting)
     cue = min(CUE, size - 1)
-    draw = random.Random(f"fidelity {seed}")
-    ids, scored, passages = list(asking), [], []
+    counts = Counter(document[head_tokens:])
+    rarity = [0.0, *accumulate(math.log(body / counts[token]) for token in document[head_tokens:])]
+    ids, scored, passages = list(between), [], []
     for number in range(count):
-        first = head_tokens + number * body // count
-        last = head_tokens + (number + 1) * body // count - size
-        start = draw.randint(first, max(first, last))
-        passages.append((start, start + size))
+        first, last = number * body // count, (number + 1) * body // count - size
+        start = max(range(first, last + 1), key=lambda place: rarity[place + size] - rarity[place + cue])
+        passages.append((head_tokens + start, head_tokens + start + size))
         scored += range(len(ids) + cue, len(ids) + size)
-        ids += [*document[start : start + size], *between]
+        ids += [*document[passages[-1][0] : passages[-1][1]], *between]
+    ids = ids[: len(ids) - len(between)]
     return HeldOut(tuple(ids), tuple(scored), tuple(passages))
 
 
@@ -123,7 +120,8 @@ def _predict(model: Model, prefix: Prefix, held: HeldOut, before: Sequence[int])
     with torch.inference_mode():
         ids = torch.tensor([tokens], device=model.device)
         positions = torch.arange(prefix.n, prefix.n + len(tokens), device=model.device).unsqueeze(0)
-        logits = run_logits(model.network, ids, positions, run, keep=held.predicting)[0]
+        rows = torch.tensor(held.rows(len(before)), device=model.device)
+        logits = run_logits(model.network, ids, positions, run, keep=rows)[0]
     return held.predictions(logits)
 
 

@@ -150,7 +150,8 @@ def read(
         if held is None:
             run_decoder(model.network, ids, positions, run)
         else:
-            predictions = held.predictions(run_logits(model.network, ids, positions, run, keep=held.predicting)[0])
+            rows = torch.tensor(held.rows(len(sequence) - len(held.ids)), device=model.device)
+            predictions = held.predictions(run_logits(model.network, ids, positions, run, keep=rows)[0])
     _wait(model.device)
     ended = time.perf_counter()
     if held is not None:

@@ -20,7 +20,7 @@ class CompressSettings:
     pool: size of the pooling kernel in tokens (odd, 1 = none), None = what method and observer say. alpha: share of the budget that the
     head-adaptive rule gives to every head alike, None = the method's own.
     keep_tokens: store the document's token ids in the file. truncate: cut a document that does not fit instead of refusing it.
-    fidelity: measure what the kept entries change in the model's predictions. seed: of the method random and of where fidelity looks.
+    fidelity: measure what the kept entries change in the model's predictions.
     Raises BudgetError or UsageError.
     """
 

@@ -119,12 +119,7 @@ class Job:
 @flag("--truncate", help="Cut a document that does not fit the model's context instead of refusing it.")
 @flag("--no-fidelity", help="Do not measure how much the file changes what the model predicts of the document.")
 @click.option(
-    "--seed",
-    type=seed,
-    default=DEFAULTS.seed,
-    show_default=True,
-    metavar="N",
-    help="Seed of the method random, and of the passages that fidelity is measured with.",
+    "--seed", type=seed, default=DEFAULTS.seed, show_default=True, metavar="N", help="Seed of the method random."
 )
 @flag("--force", help="Replace an output file that exists.")
 @flag("--dry-run", help="Print sizes and the memory needed, and write nothing.")

@@ -10,7 +10,7 @@ GRADES = (
     (0.97, "as good as the full cache"),
     (0.85, "most questions are answered as from the full cache"),
     (0.5, "facts are missing; a larger budget helps"),
-    (-1.0, "most facts are missing; use a larger budget"),
+    (float("-inf"), "most facts are missing; use a larger budget"),
 )
 UNMEASURED = "not measured"
 
@@ -25,7 +25,7 @@ def fidelity_text(values: Mapping[str, Any] | None) -> str:
     parts = []
     if kept is not None:
         parts.append(f"{percent(kept)} of what the document tells the model is kept: {grade(kept)}")
-    elif "nll" in values:
+    elif nll is not None:
         parts.append("the model makes no use of the document, so there is nothing to lose")
     if right is not None and right_full is not None:
         parts.append(f"held-out tokens predicted right: {percent(right)}, by the full cache {percent(right_full)}")
@@ -41,7 +41,7 @@ def grade(kept: float) -> str:
 
 def percent(share: float) -> str:
     """A share as whole per cents; what is not all is never shown as 100."""
-    return f"{min(round(100 * share), 99) if share < 1 else 100} %"
+    return f"{100 if share >= 1 else max(0, min(round(100 * share), 99))} %"
 
 
 def _number(values: Mapping[str, Any], key: str) -> float | None:

@@ -17,7 +17,7 @@ from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
 
 KEYS = {
     "file", "model", "method", "observer", "budget", "document_tokens", "kept_entries", "full_entries", "file_bytes",
-    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from",
+    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from", "fidelity",
 }  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     assert (result.code, result.err) == (0, "")
     (record,) = result.records
     assert set(record) == KEYS
-    assert set(record["seconds"]) == {"load", "prefill", "score", "write", "total"}
+    assert set(record["seconds"]) == {"load", "prefill", "score", "fidelity", "write", "total"}
     assert all(seconds > 0 for seconds in record["seconds"].values())
     assert record["seconds"]["total"] >= record["seconds"]["load"] + record["seconds"]["prefill"]
     header = read_header(output)
@@ -41,6 +41,34 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     assert record["kept_entries"] == sum(layer.entries for layer in header.metadata.layers) < record["full_entries"]
     assert record["file_bytes"] == output.stat().st_size == header.file_bytes
     assert record["peak_memory_bytes"] > 50 << 20
+    assert record["fidelity"] == header.metadata.fidelity
+    assert 0 <= record["fidelity"]["agreement"] <= 1 and record["fidelity"]["tokens"] > 10
+
+
+def test_without_fidelity_nothing_is_measured_and_the_entries_are_the_same(
+    dropkv: Dropkv, document: Path, model: Path, kv: Path
+) -> None:
+    output = document.with_name("plain.kv")
+    arguments = ("compress", document, "-o", output, "--model", model, *SETTINGS, "--no-fidelity")
+    (record,) = dropkv(*arguments, "--json").records
+    assert record["fidelity"] is None and record["seconds"]["fidelity"] == 0
+    assert read_header(output).metadata.fidelity is None and read_header(kv).metadata.fidelity is not None
+    for ours, theirs in zip(read_file(output).layers, read_file(kv).layers, strict=True):
+        assert ours.positions.equal(theirs.positions) and ours.keys.equal(theirs.keys)
+    people = dropkv(*arguments, "--force")
+    assert people.code == 0 and "fidelity:" not in people.err
+    shown = dict(line.split(None, 1) for line in dropkv("info", output).out.splitlines() if line.startswith("fid"))
+    assert shown == {"fidelity": "not measured"}
+
+
+def test_fidelity_is_shown_by_compress_and_info(dropkv: Dropkv, document: Path, model: Path) -> None:
+    output = document.with_suffix(".kv")
+    made = dropkv("compress", document, "-o", output, "--model", model, *SETTINGS)
+    (said,) = (line for line in made.err.splitlines() if line.startswith("  fidelity: "))
+    (shown,) = (line for line in dropkv("info", output).out.splitlines() if line.startswith("fidelity"))
+    assert said.removeprefix("  fidelity: ") == shown.split(None, 1)[1]
+    values = read_header(output).metadata.fidelity
+    assert values is not None and f"{abs(values['nll'] - values['nll_full']):.2f} nats" in said
 
 
 def test_the_summary_goes_to_standard_error(dropkv: Dropkv, document: Path, model: Path) -> None:
