@@ -4,9 +4,10 @@
 
 Documents of 640 to 1,024 tokens with the facts of the task five-facts in four kinds of text by turns (Python's help texts, a story, one
 paragraph over and over, a licence), five questions each, asked as the bench asks them (greedy). All budgets of a document and observer
-come from one prefill, kept by what `dropkv compress` keeps with. Printed are a line for each file, the rank correlations (Spearman, ties share their mean rank) of every number that fidelity has with the share of right answers, over
-all files and as the mean over the files of one budget and observer (which says what fidelity knows beyond the budget), and the mean
-accuracy of the files between two marks of kept_information.
+come from one prefill, kept by what `dropkv compress` keeps with. Printed are a line for each file; the rank correlations (Spearman, ties share
+their mean rank) of every number that fidelity has with the share of right answers, over all files, over those of one observer, and as the
+mean over the files of one budget and observer (which says what fidelity knows beyond the budget); and the accuracy of the files between two
+marks of kept_information.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from dropkv.observers import observe
 from dropkv.prefill import read
 from dropkv.prompts import Seam
 from dropkv.settings import CompressSettings
-from formats import LayerEntries
 
 TASK = "five-facts"
 LENGTHS = (640, 768, 896, 1024, 704, 832, 960)
@@ -90,7 +90,7 @@ def files(model: Model, seam: Seam, task: Task, index: int, seed: int, cells: di
     ids = [*seam.head_ids, *sample.document_ids]
     held = hold_out(seam, ids, head, model.max_positions - len(ids))
     assert held is not None
-    alone = predict_alone(model, ids[:head], held)
+    alone = None
     for observer, budgets in cells.items():
         settings = CompressSettings(observe=observer)
         method = resolve_method(settings, head)
@@ -100,7 +100,9 @@ def files(model: Model, seam: Seam, task: Task, index: int, seed: int, cells: di
         assert reading.predictions is not None
         for budget, keeper in zip(budgets, keepers, strict=True):
             prefix = Prefix(keeper.finish(), model.geometry, len(ids))
+            alone = alone or predict_alone(model, prefix, ids[:head], held)
             fidelity = compare(held, reading.predictions, predict(model, prefix, held), alone)
+            assert fidelity is not None
             session = Session(model, seam, prefix)
             right = [task.score(answer(session, question), question) for question in sample.questions]
             yield File(index, observer, budget, fidelity, sum(right) / len(right))
@@ -134,7 +136,12 @@ def report(made: Sequence[File]) -> None:
         groups[file.observer, file.budget].append(file)
     print(f"\n{'observer':10}{'budget':>8}{'kept_information':>18}{'lost nats':>11}{'right answers':>15}")
     for (observer, budget), own in groups.items():
-        means = [sum(values) / len(own) for values in zip(*((f.number("kept_information"), -f.number("lost"), f.accuracy) for f in own), strict=True)]
+        means = [
+            sum(values) / len(own)
+            for values in zip(
+                *((f.number("kept_information"), -f.number("lost"), f.accuracy) for f in own), strict=True
+            )
+        ]
         print(f"{observer:10}{budget:8.2f}{means[0]:18.3f}{means[1]:11.2f}{means[2]:15.2f}")
     observers = sorted({file.observer for file in made})
     head = "".join(f"{name:>12}" for name in ["all", *observers])
@@ -180,7 +187,10 @@ def main() -> None:
             for file in files(model, seam, tasks[index % len(tasks)], index, given.seed, cells):
                 made.append(file)
                 numbers = " ".join(f"{name} {value}" for name, value in file.fidelity.items() if name != "kind")
-                print(f"{file.document} {file.observer} {file.budget}: accuracy {file.accuracy:.1f}, {numbers}", flush=True)
+                print(
+                    f"{file.document} {file.observer} {file.budget}: accuracy {file.accuracy:.1f}, {numbers}",
+                    flush=True,
+                )
     report(made)
     print(f"{time.perf_counter() - started:.0f} s")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dropkv.kernels.decode import attend_prefix_and_tail
-from dropkv.models import LayerGeometry, Model
+from dropkv.models import LayerGeometry
 from formats import LayerEntries
 
 TAIL_STEP = 256  # the tail's buffers grow by at least so many tokens
@@ -26,22 +26,20 @@ class Prefix:
         self.n = n
         self.bounds = tuple(tuple(int(bound) for bound in layer.offsets.tolist()) for layer in layers)
 
-    @classmethod
-    def empty(cls, model: Model) -> Prefix:
-        """A document of no tokens."""
-        line = torch.zeros(0, dtype=torch.int32, device=model.device)
-        layers = [
-            LayerEntries(
-                keys=torch.zeros((0, layer.d_k), dtype=model.dtype, device=model.device),
-                values=torch.zeros((0, layer.d_v), dtype=model.dtype, device=model.device),
-                offsets=torch.zeros(layer.kv_heads + 1, dtype=torch.int32, device=model.device),
-                positions=line,
-                admit=line,
-                scores=line.float(),
+    def emptied(self) -> Prefix:
+        """A document of no tokens, on the same devices."""
+
+        def empty(layer: LayerEntries) -> LayerEntries:
+            return LayerEntries(
+                keys=layer.keys[:0],
+                values=layer.values[:0],
+                offsets=torch.zeros_like(layer.offsets),
+                positions=layer.positions[:0],
+                admit=layer.admit[:0],
+                scores=layer.scores[:0],
             )
-            for layer in model.geometry
-        ]
-        return cls(layers, model.geometry, 0)
+
+        return Prefix([empty(layer) for layer in self.layers], self.geometry, 0)
 
     @property
     def entries(self) -> int:

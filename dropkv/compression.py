@@ -262,7 +262,7 @@ def _fidelity(model: Model, planned: Plan, prefilled: Prefilled) -> tuple[dict[s
         planned.held,
         prefilled.predictions,
         predict(model, prefix, planned.held),
-        predict_alone(model, head, planned.held),
+        predict_alone(model, prefix, head, planned.held),
     )
     return measured, prefilled.held_seconds + time.perf_counter() - started
 

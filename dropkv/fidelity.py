@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+from dropkv.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +88,9 @@ def hold_out(seam: Seam, document: Sequence[int], head_tokens: int, room: int) -
     cue = min(CUE, size - 1)
     counts = Counter(document[head_tokens:])
     rarity = [0.0, *accumulate(math.log(body / counts[token]) for token in document[head_tokens:])]
-    ids, scored, passages = list(between), [], []
+    ids = list(between)
+    scored: list[int] = []
+    passages: list[tuple[int, int]] = []
     for number in range(count):
         first, last = number * body // count, (number + 1) * body // count - size
         start = max(range(first, last + 1), key=lambda place: rarity[place + size] - rarity[place + cue])
@@ -102,11 +106,9 @@ def predict(model: Model, prefix: Prefix, held: HeldOut) -> Predictions:
     return _predict(model, prefix, held, ())
 
 
-def predict_alone(model: Model, head: Sequence[int], held: HeldOut) -> Predictions:
-    """What the model predicts of the scored tokens without the document, behind the template head (ids) alone."""
-    from dropkv.cache import Prefix
-
-    return _predict(model, Prefix.empty(model), held, head)
+def predict_alone(model: Model, prefix: Prefix, head: Sequence[int], held: HeldOut) -> Predictions:
+    """What the model predicts of the scored tokens without the document, behind the template head (ids) alone; prefix: any of the model."""
+    return _predict(model, prefix.emptied(), held, head)
 
 
 def _predict(model: Model, prefix: Prefix, held: HeldOut, before: Sequence[int]) -> Predictions:
@@ -122,14 +124,20 @@ def _predict(model: Model, prefix: Prefix, held: HeldOut, before: Sequence[int])
         positions = torch.arange(prefix.n, prefix.n + len(tokens), device=model.device).unsqueeze(0)
         rows = torch.tensor(held.rows(len(before)), device=model.device)
         logits = run_logits(model.network, ids, positions, run, keep=rows)[0]
+    if run.seen != len(prefix.layers):
+        raise ModelError(
+            f"only {run.seen} of {len(prefix.layers)} layers of {model.id} passed through dropkv: use another model"
+        )
     return held.predictions(logits)
 
 
-def compare(held: HeldOut, full: Predictions, pruned: Predictions, alone: Predictions) -> dict[str, Any]:
-    """The numbers that go into a file (formats/FORMAT.md says what each is).
+def compare(held: HeldOut, full: Predictions, pruned: Predictions, alone: Predictions) -> dict[str, Any] | None:
+    """The numbers that go into a file (formats/FORMAT.md says what each is); None when a likelihood is not finite.
 
     full: with the whole cache, pruned: with the kept entries, alone: without the document.
     """
+    if not all(map(math.isfinite, (*full.nll, *pruned.nll, *alone.nll))):
+        return None
     nll, nll_full, nll_alone = (_mean(one.nll) for one in (pruned, full, alone))
     told = nll_alone - nll_full
     still = [mine for mine, theirs in zip(pruned.right, full.right, strict=True) if theirs]

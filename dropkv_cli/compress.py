@@ -145,7 +145,9 @@ def command(
     """
     if output is None and not dry_run:
         raise UsageError("name the file to write with -o FILE, or try --dry-run")
-    job = Job(CompressSettings(keep_tokens=not no_tokens, fidelity=not no_fidelity, **settings), force, dry_run, as_json)
+    job = Job(
+        CompressSettings(keep_tokens=not no_tokens, fidelity=not no_fidelity, **settings), force, dry_run, as_json
+    )
     todo, failures = _readable(plan_targets(documents, output), job)
     if todo:
         _check_method(job.settings)
