@@ -11,7 +11,7 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import CompressSettings
-from dropkv_cli.fidelity import fidelity_text
+from dropkv_cli.fidelity import fidelity_lines
 from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, given, json_option, seed
 from dropkv_cli.output import compared, complain, json_line, say, size
 from dropkv_cli.progress import progress_bar, waiting
@@ -275,7 +275,7 @@ def _print_result(
         f"{compared(file_bytes, report.full_cache_bytes)}"
     )
     if job.settings.fidelity:
-        say(f"  fidelity: {fidelity_text(report.fidelity)}")
+        say("  fidelity: " + "\n    ".join(fidelity_lines(report.fidelity)))
     say(
         f"  {total:.1f} s (model {load:.1f}, prefill {report.prefill_seconds:.1f}, score {report.score_seconds:.1f}, "
         f"fidelity {report.fidelity_seconds:.1f}, write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"

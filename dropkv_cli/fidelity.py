@@ -15,23 +15,25 @@ GRADES = (
 UNMEASURED = "not measured"
 
 
-def fidelity_text(values: Mapping[str, Any] | None) -> str:
-    """The `fidelity` of a file on one line; what another version wrote there is shown as far as it is understood."""
+def fidelity_lines(values: Mapping[str, Any] | None) -> list[str]:
+    """The `fidelity` of a file: what it means, then the numbers. What another version wrote is shown as far as it is understood."""
     if values is None:
-        return UNMEASURED
+        return [UNMEASURED]
     kept = _number(values, "kept_information")
     nll, full = _number(values, "nll"), _number(values, "nll_full")
     right, right_full = _number(values, "right"), _number(values, "right_full")
-    parts = []
+    lines, parts = [], []
     if kept is not None:
-        parts.append(f"{percent(kept)} of what the document tells the model is kept: {grade(kept)}")
+        lines.append(f"{percent(kept)} of what the document tells the model is kept: {grade(kept)}")
     elif nll is not None:
-        parts.append("the model makes no use of the document, so there is nothing to lose")
+        lines.append("the model makes no use of the document, so there is nothing to lose")
     if right is not None and right_full is not None:
         parts.append(f"held-out tokens predicted right: {percent(right)}, by the full cache {percent(right_full)}")
     if nll is not None and full is not None:
         parts.append(f"{abs(nll - full):.2f} nats {'lost' if nll >= full else 'won'} per token")
-    return "; ".join(parts) or "measured in a way that this version does not know"
+    if parts:
+        lines.append("; ".join(parts))
+    return lines or ["measured in a way that this version does not know"]
 
 
 def grade(kept: float) -> str:

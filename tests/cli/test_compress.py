@@ -64,11 +64,14 @@ def test_without_fidelity_nothing_is_measured_and_the_entries_are_the_same(
 def test_fidelity_is_shown_by_compress_and_info(dropkv: Dropkv, document: Path, model: Path) -> None:
     output = document.with_suffix(".kv")
     made = dropkv("compress", document, "-o", output, "--model", model, *SETTINGS)
-    (said,) = (line for line in made.err.splitlines() if line.startswith("  fidelity: "))
-    (shown,) = (line for line in dropkv("info", output).out.splitlines() if line.startswith("fidelity"))
-    assert said.removeprefix("  fidelity: ") == shown.split(None, 1)[1]
+    lines = made.err.splitlines()
+    (start,) = (number for number, line in enumerate(lines) if line.startswith("  fidelity: "))
+    said = [lines[start].removeprefix("  fidelity: "), lines[start + 1].strip()]
+    shown = dropkv("info", output).out.splitlines()
+    (start,) = (number for number, line in enumerate(shown) if line.startswith("fidelity"))
+    assert said == [shown[start].removeprefix("fidelity").strip(), shown[start + 1].strip()]
     values = read_header(output).metadata.fidelity
-    assert values is not None and f"{abs(values['nll'] - values['nll_full']):.2f} nats" in said
+    assert values is not None and f"{abs(values['nll'] - values['nll_full']):.2f} nats" in said[1]
 
 
 def test_the_summary_goes_to_standard_error(dropkv: Dropkv, document: Path, model: Path) -> None:

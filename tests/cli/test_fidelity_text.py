@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dropkv_cli.fidelity import fidelity_text, percent
+from dropkv_cli.fidelity import fidelity_lines, percent
 
 VALUES = {"kept_information": 0.93, "nll": 1.25, "nll_full": 1.0, "right": 0.81, "right_full": 0.86}
 
@@ -24,13 +24,13 @@ VALUES = {"kept_information": 0.93, "nll": 1.25, "nll_full": 1.0, "right": 0.81,
     ],
 )
 def test_a_share_has_a_plain_word(kept: float, words: str) -> None:
-    assert fidelity_text(VALUES | {"kept_information": kept}).startswith(words)
+    assert fidelity_lines(VALUES | {"kept_information": kept})[0].startswith(words)
 
 
 def test_the_numbers_behind_it() -> None:
-    text = fidelity_text(VALUES)
-    assert "predicted right: 81 %, by the full cache 86 %" in text and text.endswith("0.25 nats lost per token")
-    assert fidelity_text(VALUES | {"nll": 0.9}).endswith("0.10 nats won per token")
+    numbers = "held-out tokens predicted right: 81 %, by the full cache 86 %; {} per token"
+    assert fidelity_lines(VALUES)[1:] == [numbers.format("0.25 nats lost")]
+    assert fidelity_lines(VALUES | {"nll": 0.9})[1:] == [numbers.format("0.10 nats won")]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_numbers_behind_it() -> None:
     ],
 )
 def test_what_another_version_wrote(values: dict[str, Any] | None, words: str) -> None:
-    assert words in fidelity_text(values)
+    assert words in fidelity_lines(values)[0]
 
 
 def test_only_all_is_a_hundred_per_cent() -> None:

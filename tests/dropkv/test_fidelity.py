@@ -223,7 +223,7 @@ def test_likelihoods_that_are_not_finite_are_no_measurement(tmp_path: Any) -> No
 
 
 @pytest.mark.slow
-def test_more_of_a_document_is_lost_at_smaller_budgets() -> None:
+def test_more_of_a_document_is_lost_at_smaller_budgets(smollm2: Model) -> None:
     """A planted fact in prose, real model: kept information falls with the budget, from nearly all to little."""
     from pydoc_data.topics import topics
 
@@ -235,13 +235,11 @@ def test_more_of_a_document_is_lost_at_smaller_budgets() -> None:
         + " The number of the locker in Faro is 7306152. "
         + prose[start + 1500 : start + 3000]
     )
-    model = dropkv.load_model("smollm2-135m")
     found = []
-    for budget in (1.0, 0.5, 0.2, 0.05):
-        values = dropkv.compress(text, model=model, budget=budget).report.fidelity
+    for budget in (0.5, 0.2, 0.05):
+        values = dropkv.compress(text, model=smollm2, budget=budget).report.fidelity
         assert values is not None
         found.append(values)
     kept = [values["kept_information"] for values in found]
-    assert kept[0] == pytest.approx(1.0, abs=1e-3) and found[0]["agreement"] == 1.0
-    assert kept[0] > kept[1] > kept[2] > kept[3] and kept[1] > 0.8 and kept[3] < 0.4, kept
-    assert found[1]["agreement"] > found[2]["agreement"] > found[3]["agreement"]
+    assert kept[0] > kept[1] > kept[2] and kept[0] > 0.8 and kept[2] < 0.4, kept
+    assert found[0]["agreement"] > found[1]["agreement"] > found[2]["agreement"]
