@@ -14,7 +14,7 @@ from dropkv.budgets import check_forced, kept_count
 from dropkv.cache import Prefix
 from dropkv.documents import Document
 from dropkv.errors import DocumentError, UsageError
-from dropkv.fidelity import HeldOut, compare, hold_out, predict, predict_alone
+from dropkv.fidelity import HeldOut, Predictions, compare, hold_out, predict, predict_alone
 from dropkv.generate import Session
 from dropkv.identity import describe
 from dropkv.memory import expected_peak, read_peak, start_peak
@@ -230,7 +230,6 @@ def compress_document(
         progress=progress,
         held=planned.held,
     )
-    fidelity, fidelity_seconds = _fidelity(model, planned, prefilled)
     size = model.dtype.itemsize
     report = Report(
         document_tokens=planned.tokens,
@@ -244,27 +243,25 @@ def compress_document(
         score_seconds=prefilled.score_seconds,
         peak_memory_bytes=read_peak(model.device),
         document_tokens_before_truncation=planned.truncated_from,
-        fidelity=fidelity,
-        fidelity_seconds=fidelity_seconds,
     )
-    metadata = replace(_metadata(model, document, planned, prefilled), fidelity=fidelity)
-    return Compression(model, planned, prefilled, metadata, report)
+    made = Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled), report)
+    if planned.held is not None and prefilled.predictions is not None:
+        started = time.perf_counter()
+        fidelity = _fidelity(made, planned.held, prefilled.predictions)
+        seconds = prefilled.held_seconds + time.perf_counter() - started
+        made.metadata = replace(made.metadata, fidelity=fidelity)
+        made.report = replace(
+            report, fidelity=fidelity, fidelity_seconds=seconds, peak_memory_bytes=read_peak(model.device)
+        )
+    return made
 
 
-def _fidelity(model: Model, planned: Plan, prefilled: Prefilled) -> tuple[dict[str, Any] | None, float]:
-    """The measurement and the seconds it took in all, those during the prefill included."""
-    if planned.held is None or prefilled.predictions is None:
-        return None, 0.0
-    started = time.perf_counter()
-    prefix = Prefix(prefilled.layers, model.geometry, planned.tokens)
-    head = planned.ids[: planned.head_tokens]
-    measured = compare(
-        planned.held,
-        prefilled.predictions,
-        predict(model, prefix, planned.held),
-        predict_alone(model, prefix, head, planned.held),
-    )
-    return measured, prefilled.held_seconds + time.perf_counter() - started
+def _fidelity(made: Compression, held: HeldOut, full: Predictions) -> dict[str, Any] | None:
+    """Of the entries as questions meet them."""
+    session = made.session()
+    pruned = predict(made.model, session.prefix, held)
+    alone = predict_alone(made.model, session.prefix, session.seam.head_ids, held)
+    return compare(held, full, pruned, alone)
 
 
 def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefilled) -> Metadata:
