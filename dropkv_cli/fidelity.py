@@ -7,10 +7,10 @@ from typing import Any
 
 # From which share of the information on, and what it means for questions (measured: benchmarks/RESULTS.md, "Fidelity").
 GRADES = (
-    (0.97, "as good as the full cache"),
-    (0.85, "most questions are answered as from the full cache"),
-    (0.5, "facts are missing; a larger budget helps"),
-    (float("-inf"), "most facts are missing; use a larger budget"),
+    (0.99, "as good as the full cache"),
+    (0.9, "few facts are lost"),
+    (0.5, "many facts are lost, a larger budget helps"),
+    (float("-inf"), "most facts are lost, use a larger budget"),
 )
 UNMEASURED = "not measured"
 
