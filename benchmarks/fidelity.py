@@ -124,6 +124,8 @@ def ranks(values: Sequence[float]) -> Tensor:
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     """Pearson's correlation of the ranks; nan where one side is all the same."""
+    if len(first) < 2:
+        return float("nan")
     return float(torch.corrcoef(torch.stack([ranks(first), ranks(second)]))[0, 1])
 
 

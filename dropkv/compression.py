@@ -27,6 +27,9 @@ from dropkv.settings import CompressSettings
 from formats import BudgetInfo, DocumentInfo, LayerInfo, Metadata, write_file
 
 QUESTION_ROOM = 320  # positions left free behind a document: a question and an answer of the default length (an eighth of short contexts)
+NOT_WANTED = "not asked for"  # why a fidelity is missing
+NO_PASSAGE = "the document is a single token, or leaves no room behind it for one of its passages"
+NOT_FINITE = "the model's predictions are not finite"
 ENTRY_OVERHEAD = 12  # bytes of position, admit and score beside an entry's key and value
 
 
@@ -75,7 +78,7 @@ class Estimate:
 class Report:
     """What a compression took and gave. Entries count every layer and KV head; peak_memory_bytes is measured and includes the weights.
 
-    fidelity: as in the file, None when it was not measured; its seconds are not part of the others.
+    fidelity: as in the file, None when it was not measured; fidelity_missing says why. Its seconds are not part of the others.
     """
 
     document_tokens: int
@@ -89,6 +92,7 @@ class Report:
     document_tokens_before_truncation: int | None = None
     fidelity: dict[str, Any] | None = None
     fidelity_seconds: float = 0.0
+    fidelity_missing: str | None = None
 
 
 class Compression:
@@ -243,6 +247,7 @@ def compress_document(
         score_seconds=prefilled.score_seconds,
         peak_memory_bytes=read_peak(model.device),
         document_tokens_before_truncation=planned.truncated_from,
+        fidelity_missing=NO_PASSAGE if settings.fidelity else NOT_WANTED,
     )
     made = Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled), report)
     if planned.held is not None and prefilled.predictions is not None:
@@ -251,7 +256,11 @@ def compress_document(
         seconds = prefilled.held_seconds + time.perf_counter() - started
         made.metadata = replace(made.metadata, fidelity=fidelity)
         made.report = replace(
-            report, fidelity=fidelity, fidelity_seconds=seconds, peak_memory_bytes=read_peak(model.device)
+            report,
+            fidelity=fidelity,
+            fidelity_seconds=seconds,
+            fidelity_missing=NOT_FINITE if fidelity is None else None,
+            peak_memory_bytes=read_peak(model.device),
         )
     return made
 

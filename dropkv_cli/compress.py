@@ -255,6 +255,7 @@ def _print_result(
                 "file_bytes": file_bytes,
                 "full_cache_bytes": report.full_cache_bytes,
                 "fidelity": report.fidelity,
+                "fidelity_missing": report.fidelity_missing,
                 "seconds": {
                     "load": load,
                     "prefill": report.prefill_seconds,
@@ -275,7 +276,8 @@ def _print_result(
         f"{compared(file_bytes, report.full_cache_bytes)}"
     )
     if job.settings.fidelity:
-        say("  fidelity: " + "\n    ".join(fidelity_lines(report.fidelity)))
+        lines = fidelity_lines(report.fidelity)
+        say("  fidelity: " + "\n    ".join(lines) + (f": {report.fidelity_missing}" if report.fidelity_missing else ""))
     say(
         f"  {total:.1f} s (model {load:.1f}, prefill {report.prefill_seconds:.1f}, score {report.score_seconds:.1f}, "
         f"fidelity {report.fidelity_seconds:.1f}, write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"

@@ -18,6 +18,7 @@ from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
 KEYS = {
     "file", "model", "method", "observer", "budget", "document_tokens", "kept_entries", "full_entries", "file_bytes",
     "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from", "fidelity",
+    "fidelity_missing",
 }  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     assert record["kept_entries"] == sum(layer.entries for layer in header.metadata.layers) < record["full_entries"]
     assert record["file_bytes"] == output.stat().st_size == header.file_bytes
     assert record["peak_memory_bytes"] > 50 << 20
-    assert record["fidelity"] == header.metadata.fidelity
+    assert record["fidelity"] == header.metadata.fidelity and record["fidelity_missing"] is None
     assert 0 <= record["fidelity"]["agreement"] <= 1 and record["fidelity"]["tokens"] > 10
 
 
@@ -52,6 +53,7 @@ def test_without_fidelity_nothing_is_measured_and_the_entries_are_the_same(
     arguments = ("compress", document, "-o", output, "--model", model, *SETTINGS, "--no-fidelity")
     (record,) = dropkv(*arguments, "--json").records
     assert record["fidelity"] is None and record["seconds"]["fidelity"] == 0
+    assert record["fidelity_missing"] == "not asked for"
     assert read_header(output).metadata.fidelity is None and read_header(kv).metadata.fidelity is not None
     for ours, theirs in zip(read_file(output).layers, read_file(kv).layers, strict=True):
         assert ours.positions.equal(theirs.positions) and ours.keys.equal(theirs.keys)
@@ -59,6 +61,13 @@ def test_without_fidelity_nothing_is_measured_and_the_entries_are_the_same(
     assert people.code == 0 and "fidelity:" not in people.err
     shown = dict(line.split(None, 1) for line in dropkv("info", output).out.splitlines() if line.startswith("fid"))
     assert shown == {"fidelity": "not measured"}
+
+
+def test_a_document_too_short_to_be_measured_says_so(dropkv: Dropkv, document: Path, model: Path) -> None:
+    document.write_text("a")
+    done = dropkv("compress", document, "-o", document.with_suffix(".kv"), "--model", model, "--method", "full")
+    assert done.code == 0 and "fidelity: not measured: the document is a single token" in done.err
+    assert read_header(document.with_suffix(".kv")).metadata.fidelity is None
 
 
 def test_fidelity_is_shown_by_compress_and_info(dropkv: Dropkv, document: Path, model: Path) -> None:

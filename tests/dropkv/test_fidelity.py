@@ -220,6 +220,7 @@ def test_likelihoods_that_are_not_finite_are_no_measurement(tmp_path: Any) -> No
     made = dropkv.compress(TEXT, model=model, budget=0.5, chunk=32)
     made.save(tmp_path / "made.kv")
     assert made.report.fidelity is None and read_header(tmp_path / "made.kv").metadata.fidelity is None
+    assert made.report.fidelity_missing == "the model's predictions are not finite"
 
 
 @pytest.mark.slow
