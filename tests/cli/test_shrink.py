@@ -23,7 +23,7 @@ def compressed(dropkv: Dropkv, kv: Path, model: Path, budget: str, *options: str
 
     document, path = kv.parent / "harbour.txt", kv.parent / f"compressed-{budget}.kv"
     document.write_text(TEXT)
-    common = ("--model", model, *SETTINGS[2:], "--budget", budget, *options)
+    common = ("--model", model, *SETTINGS[2:], "--budget", budget, "--no-fidelity", *options)
     assert dropkv("compress", document, "-o", path, *common).code == 0
     return path
 
