@@ -23,7 +23,7 @@ from tests import tiny
 from tests.formats.conftest import build_sample
 
 TEXT = "The harbour master kept the ledger in a locked drawer. The code is 4711, and the ship is Evergreen. " * 4
-SETTINGS = {"chunk": 40, "name": "harbour.txt"}
+SETTINGS = {"chunk": 40, "name": "harbour.txt", "fidelity": False}
 SHORT = Sampling(max_new_tokens=8)
 
 
@@ -155,12 +155,14 @@ def test_other_observers_and_options(models, tmp_path, observe):
 def test_a_smaller_budget_answers_as_the_shrunk_file_does(models, tmp_path):
     """Loaded with a budget, shrunk in memory, or shrunk on the disk: the same entries, the same logits, bit for bit."""
     model = models["sliding"]
-    dropkv.compress(TEXT, model=model, budget=0.6, **SETTINGS).save(tmp_path / "large.kv")
+    dropkv.compress(TEXT, model=model, budget=0.6, **SETTINGS | {"fidelity": True}).save(tmp_path / "large.kv")
+    assert read_header(tmp_path / "large.kv").metadata.fidelity is not None
     dropkv.shrink(tmp_path / "large.kv", 0.3, tmp_path / "small.kv")
     small, whole = (dropkv.load(tmp_path / name, model=model) for name in ("small.kv", "large.kv"))
     question = "What is the code?"
     ids = small.session.seam.question_ids(question)
     want = small.session.forward(ids, Tail())
+    assert small.metadata.fidelity is None
     assert not torch.equal(want, whole.session.forward(ids, Tail()))
     for other in (dropkv.load(tmp_path / "large.kv", model=model, budget=0.3), whole.shrink(0.3)):
         assert other.metadata == small.metadata
