@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import xxhash
 from dropkv.digests import digest_json
 from dropkv.errors import IdentityError
 from dropkv.weights import weights_agree, weights_fingerprint
-from formats.errors import printable
+from formats.errors import printable, show_path
 
 if TYPE_CHECKING:
     from dropkv.models import Model
@@ -95,9 +96,16 @@ def mismatches(metadata: Metadata, model: Model, seam: Seam) -> list[Mismatch]:
     return found
 
 
-def check(metadata: Metadata, model: Model, seam: Seam, *, allow_mismatch: bool = False) -> None:
+def check(
+    metadata: Metadata,
+    model: Model,
+    seam: Seam,
+    *,
+    allow_mismatch: bool = False,
+    path: str | os.PathLike[str] | None = None,
+) -> None:
     """Raise IdentityError when the file was made with something else; `allow_mismatch` lets all but another structure
-    pass.
+    pass. path: the file's, for the message.
     """
     found = mismatches(metadata, model, seam)
     fatal = [mismatch for mismatch in found if mismatch.what in STRUCTURE]
@@ -111,8 +119,9 @@ def check(metadata: Metadata, model: Model, seam: Seam, *, allow_mismatch: bool 
     fix = f"give the model it was made with, {made_with}, by --model"
     if not fatal:
         fix += ", or accept wrong answers with --allow-mismatch"
+    where = "" if path is None else f"{show_path(path)}: "
     raise IdentityError(
-        f"made with {_noun(first.what)}: {first.in_file} in the file, {first.in_model} in {model.id}{more}; {fix}"
+        f"{where}made with {_noun(first.what)}: {first.in_file} in the file, {first.in_model} in {model.id}{more}; {fix}"
     )
 
 
