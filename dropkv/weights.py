@@ -30,6 +30,7 @@ TWICE = 0.12  # share of samples that rounding twice may move: 6 % of many
 LESSER_SIDE = 0.02  # share of the moved ones that may have gone the wrong way
 MOSTLY = 0.5  # share of equal samples above which the order of the tensors is known to be the same
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: its multiples spread evenly and fall on no grid of rows and columns
+SLACK = 1.01  # on rounding errors, for those of the comparison itself
 FLOOR = 2.0**-24  # spacing of the smallest float16 values: what a way through float16 loses of tiny weights
 BFLOAT16, FLOAT16, FLOAT32 = 7, 10, 23  # bits of a fraction, by which types are told here
 
@@ -73,14 +74,16 @@ def _compare(a: Tensor, b: Tensor) -> tuple[float, bool]:
 
     bits_a, bits_b = _fraction_bits(a), _fraction_bits(b)  # [tensors, 1]
     size = torch.maximum(a.abs(), b.abs())
-    exponent = (torch.frexp(size).exponent - 1).double()  # size lies in [2^exponent, 2^(exponent + 1))
-    rounding = torch.exp2(exponent - bits_a) / 2 + torch.exp2(exponent - bits_b) / 2
+    half_a, half_b, half_16 = (_half_place(size, bits) for bits in (bits_a, bits_b, FLOAT16))
     same_type = (bits_a == bits_b) & (bits_a < FLOAT32)
     distance = (a - b).abs()
-    near = distance <= torch.clamp(torch.where(same_type, 0.0, rounding * 1.01), min=FLOOR)
-    moved = ~near & same_type & (bits_a == BFLOAT16) & (distance <= rounding * 1.01)  # to a neighbour
+    near = distance <= torch.clamp(torch.where(same_type, 0.0, (half_a + half_b) * SLACK), min=FLOOR)
+    # Rounded to float16 on the way to bfloat16: to the neighbour of a value rounded once, or a little past the middle.
+    limit = torch.where(same_type, half_a + half_b, torch.maximum(half_a, half_b) + half_16) * SLACK
+    moved = ~near & ((bits_a == BFLOAT16) | (bits_b == BFLOAT16)) & (distance <= limit)
     stray = ~(near | moved)
-    left_even = int((moved & _even(a)).sum())
+    even = torch.where(bits_a == BFLOAT16, _even(a), _even(b))
+    left_even = int((moved & even).sum())
     lesser = min(left_even, int(moved.sum()) - left_even)
     agree = (
         _share(stray) <= STRAY
@@ -89,6 +92,14 @@ def _compare(a: Tensor, b: Tensor) -> tuple[float, bool]:
         and lesser <= LESSER_SIDE * int(moved.sum())
     )
     return _share(near | moved), agree
+
+
+def _half_place(size: Tensor, bits: Tensor | int) -> Tensor:
+    """Half a unit in the last place of values of this size, in a type of so many fraction bits."""
+    import torch
+
+    exponent = torch.frexp(size).exponent.double() - 1  # size lies in [2^exponent, 2^(exponent + 1))
+    return torch.exp2(exponent - bits - 1)
 
 
 def _share(found: Tensor) -> float:

@@ -87,7 +87,15 @@ def test_rounding_twice_is_accepted() -> None:
     twice = tiny.network().to(torch.float16).to(torch.bfloat16)
     differing = [(a != b).float().mean().item() for a, b in zip(once.parameters(), twice.parameters(), strict=True)]
     assert max(differing) > 0.01  # the case exists
-    assert weights_agree(weights_fingerprint(once), weights_fingerprint(twice))
+    left = weights_fingerprint(twice)
+    for other in (
+        once,
+        tiny.network(),
+        tiny.network().to(torch.float16),
+        once.to(torch.float16),
+        once.to(torch.float32),
+    ):
+        assert weights_agree(left, weights_fingerprint(other)) and weights_agree(weights_fingerprint(other), left)
 
 
 def test_shards_and_names_do_not_count(tmp_path: Path) -> None:
