@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from tests.formats.fuzz import Fuzzer
+from tests.formats.fuzz import Fuzzer, quick_folder
 
 SEED = 20261129
 CASES = 20_000
 
 
-def test_no_mutant_crashes_the_reader_or_gets_through(tmp_path):
-    fuzzer = Fuzzer(tmp_path, SEED)
+@pytest.fixture
+def folder():
+    with quick_folder() as name:
+        yield Path(name)
+
+
+def test_no_mutant_crashes_the_reader_or_gets_through(folder):
+    fuzzer = Fuzzer(folder, SEED)
     for number in range(CASES):
         try:
             fuzzer.try_one(number)
