@@ -77,7 +77,7 @@ def of_bytes(rng: random.Random, base: bytes, bases: list[bytes]) -> bytes:
     data = bytearray(base)
     head = 8 + int.from_bytes(base[:8], "little")
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        at = rng.randrange(rng.choice((16, head, len(data))) or 1) if data else 0
+        at = rng.choice((rng.randrange(16), rng.randrange(8, head), rng.randrange(head, len(base))))
         at, length = min(at, len(data)), rng.choice((1, 1, 2, 4, 8, rng.randrange(1, 200)))
         match rng.randrange(9):
             case 0 | 1 if at < len(data):
