@@ -219,4 +219,4 @@ def _weights_name(weights: dict[str, Any]) -> str:
 def _noun(what: str) -> str:
     if what == "weights":
         return "other weights"
-    return f"another {what}" if what in ("tokenizer", "chat template") else f"another config ({what})"
+    return f"another {what}" if what in ("tokenizer", "chat template", "RoPE regime") else f"another config ({what})"
