@@ -87,17 +87,23 @@ def name_in_file(id: str, source: Source, revision: str | None) -> str:
     return id
 
 
-def find_checkpoint(name: str, revision: str | None = None, check: Callable[[Path], None] | None = None) -> Checkpoint:
-    """The files of the model called `name`, downloaded if need be.
+def find_checkpoint(
+    name: str,
+    revision: str | None = None,
+    check: Callable[[Path], None] | None = None,
+    *,
+    weights: bool = True,
+) -> Checkpoint:
+    """The files of the model called `name`, downloaded if need be; without `weights`, not those of a Hub model.
 
     check: called with the folder as soon as a Hub model's config is there, before gigabytes of weights are fetched.
     Raises ModelError when they cannot be had, UsageError for a revision of what has none.
     """
     if name in HUB_ALIASES:
-        return _on_hub(HUB_ALIASES[name], revision, check)
+        return _on_hub(HUB_ALIASES[name], revision, check, weights)
     path = Path(name).expanduser()
     if name != BUNDLED and HUB_ID.fullmatch(name) and not os.path.lexists(path):
-        return _on_hub(name, revision, check)
+        return _on_hub(name, revision, check, weights)
     if revision is not None:
         raise UsageError(
             f"--revision {revision}: only models of the Hub have revisions, {show_path(name)} is none; leave it out"
@@ -157,8 +163,8 @@ def _in_folder(path: Path) -> Checkpoint:
     )
 
 
-def _on_hub(repository: str, revision: str | None, check: Callable[[Path], None] | None) -> Checkpoint:
-    folder = fetch_model(repository, revision, check, hint=_nearest(repository))
+def _on_hub(repository: str, revision: str | None, check: Callable[[Path], None] | None, weights: bool) -> Checkpoint:
+    folder = fetch_model(repository, revision, check, hint=_nearest(repository), weights=weights)
     return Checkpoint(folder, None, repository, "hub", folder.name, weight_files(folder))
 
 
