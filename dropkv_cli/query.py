@@ -14,7 +14,7 @@ from dropkv.settings import Sampling
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
 from dropkv_cli.options import seed as seed_number
-from dropkv_cli.output import complain, harmless, json_line, say, size
+from dropkv_cli.output import complain, harmless, json_line, one_line, say, size
 from dropkv_cli.progress import waiting
 from dropkv_cli.shells import offer
 from formats import Header, read_header
@@ -232,7 +232,7 @@ def _open(
     allow_mismatch: bool,
 ) -> tuple[KVFile, float]:
     """The file with its model, which is loaded only once every byte that is used has been found good, and the seconds of that."""
-    waiting(f"loading {model or header.metadata.model.id} ...")
+    waiting(f"loading {one_line(model or header.metadata.model.id)} ...")
     from dropkv.library import load_for, open_file
 
     opened = open_file(file, budget=budget)
@@ -252,7 +252,7 @@ def _announce(file: str, header: Header, kv: KVFile, model_seconds: float) -> No
     )
     say(
         harmless(
-            f"{show_path(file)}: {document.name}, {document.tokens:,} tokens, {shown} loaded in {kv.seconds_load:.2f} s, "
+            f"{show_path(file)}: {one_line(document.name)}, {document.tokens:,} tokens, {shown} loaded in {kv.seconds_load:.2f} s, "
             f"the model in {model_seconds:.1f} s"
         )
     )
