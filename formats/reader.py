@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from formats import header as headers
 from formats import semantics
 from formats.blocks import read_tensors
-from formats.entries import ENTRY_FIELDS, INDEX_FIELDS, IndexPart, LayerEntries, allocate, raw_bytes
+from formats.entries import INDEX_FIELDS, STORED_FIELDS, IndexPart, LayerEntries, allocate, raw_bytes
 from formats.errors import UnreadableFile, naming
 from formats.header import Header
 from formats.layout import TensorInfo
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """A whole file: one LayerEntries per layer in host memory, and the document's token ids [n] int32 if stored."""
+    """A whole file: one LayerEntries per layer in host memory, and the document's token ids [n] int32 if stored.
+
+    Entries are as they are stored: `header.metadata.quantization` says whether they are still to be restored.
+    """
 
     header: Header
     layers: tuple[LayerEntries, ...]
@@ -45,16 +48,16 @@ def read_file(path: str | os.PathLike[str], *, threads: int = 4) -> Contents:
     with naming(path), open_source(path) as source:
         header = headers.parse(source)
         index = read_index(source, header, threads)
-        names = [f"layers.{number}.{field}" for number in range(len(index.layers)) for field in ENTRY_FIELDS]
-        tensors = _read(source, header, [header.tensors[name] for name in names], threads)
-        rows = zip(tensors[::2], tensors[1::2], index.layers, strict=True)
-        layers = tuple(LayerEntries(keys, values, **part) for keys, values, part in rows)
-        return Contents(header, layers, index.tokens)
+        infos = [info for info in header.tensors.values() if info.field in STORED_FIELDS]
+        fields: list[dict[str, Tensor]] = [dict(part) for part in index.layers]
+        for info, tensor in zip(infos, _read(source, header, infos, threads), strict=True):
+            fields[int(info.name.split(".")[1])][info.field] = tensor
+        return Contents(header, tuple(LayerEntries(**layer) for layer in fields), index.tokens)
 
 
 def read_index(source: Source, header: Header, threads: int = 4) -> IndexPart:
-    """Read and check everything but keys and values: which entries there are, from which positions and budgets on."""
-    infos = [info for name, info in header.tensors.items() if not name.endswith((".keys", ".values"))]
+    """Read and check which entries there are, from which positions and budgets on: all but keys, values and their grids."""
+    infos = [info for info in header.tensors.values() if info.field not in STORED_FIELDS]
     named = {info.name: tensor for info, tensor in zip(infos, _read(source, header, infos, threads), strict=True)}
     metadata = header.metadata
     tokens = named.get("tokens")
@@ -64,6 +67,8 @@ def read_index(source: Source, header: Header, threads: int = 4) -> IndexPart:
     for index, layer in enumerate(metadata.layers):
         part = {field: named[f"layers.{index}.{field}"] for field in INDEX_FIELDS}
         semantics.check_layer(index, layer, metadata.document, metadata.budget, part)
+        if metadata.quantization is not None:
+            semantics.check_groups(index, layer, metadata.quantization, part["offsets"].tolist())
         layers.append(part)
     return IndexPart(tuple(layers), tokens)
 
