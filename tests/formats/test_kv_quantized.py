@@ -164,12 +164,8 @@ def test_no_number_is_further_than_half_a_step_from_its_entry(kind, heads, d, gr
     wide = stored.value_scales.double().repeat_interleave(min(group, d), 1)[:, :d]
     for step, got, want in ((steps, found.keys, layer.keys), (wide, found.values, layer.values)):
         got, want = got.double(), want.double()
-        if (
-            kind == "fp8"
-        ):  # half a step of a number with three bits behind its first: up to 1/16 of it, 2**-10 at the bottom
-            bound = torch.maximum(want.abs() / 16, step * 2.0**-10)
-        else:
-            bound = step / 2
+        # Of e4m3 half a step is up to 1/16 of the number, with three bits behind its first one, and 2**-10 at the bottom.
+        bound = torch.maximum(want.abs() / 16, step * 2.0**-10) if kind == "fp8" else step / 2
         assert ((got - want).abs() <= bound * (1 + 1e-5) + want.abs() * 1e-6 + step * 2e-5).all()
 
 
