@@ -39,7 +39,7 @@ from formats import (
     read_file,
     write_file,
 )
-from formats.quantized import describe, quantize, restore
+from formats.quantized import describe, quantize, restore_all
 
 LAYERS, HEADS, DIM = 32, 8, 128  # the shape of an 8B model
 RUN = 4 << 20
@@ -232,12 +232,12 @@ def main() -> None:
 
 
 def restored(layers: tuple[LayerEntries, ...], about: Metadata, device: torch.device, dtype: torch.dtype) -> None:
-    """Every layer on the device in the compute dtype, one after the other; what is loaded is dropped again."""
-    for layer in layers:
-        if about.quantization is None:
-            layer.keys.to(device, dtype), layer.values.to(device, dtype)
-        else:
-            restore(layer, about.quantization, DIM, DIM, device, dtype)
+    """All layers on the device in the compute dtype, as opening a file does it."""
+    if about.quantization is None:
+        moved = [(layer.keys.to(device, dtype), layer.values.to(device, dtype)) for layer in layers]
+        assert len(moved) == LAYERS
+    else:
+        restore_all(layers, about.quantization, [(DIM, DIM)] * LAYERS, device, dtype)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

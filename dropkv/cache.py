@@ -10,7 +10,7 @@ from torch import Tensor
 from dropkv.kernels.decode import attend_prefix_and_tail
 from dropkv.models import LayerGeometry
 from formats import LayerEntries, Quantization
-from formats.quantized import restore
+from formats.quantized import restore_all
 
 TAIL_STEP = 256  # the tail's buffers grow by at least so many tokens
 
@@ -43,9 +43,12 @@ class Prefix:
     def to(self, device: torch.device, dtype: torch.dtype) -> Prefix:
         """The same prefix on a device, in the reader's compute dtype (widening is exact); quantised entries are restored there."""
 
-        def move(layer: LayerEntries, shape: LayerGeometry) -> LayerEntries:
-            if self.quantization is not None:
-                return restore(layer, self.quantization, shape.d_k, shape.d_v, device, dtype)
+        if self.quantization is not None:
+            shapes = [(layer.d_k, layer.d_v) for layer in self.geometry]
+            restored = restore_all(self.layers, self.quantization, shapes, device, dtype)
+            return Prefix(restored, self.geometry, self.n)
+
+        def move(layer: LayerEntries) -> LayerEntries:
             return LayerEntries(
                 keys=layer.keys.to(device, dtype),
                 values=layer.values.to(device, dtype),
@@ -55,8 +58,7 @@ class Prefix:
                 scores=layer.scores,
             )
 
-        moved = [move(layer, shape) for layer, shape in zip(self.layers, self.geometry, strict=True)]
-        return Prefix(moved, self.geometry, self.n)
+        return Prefix([move(layer) for layer in self.layers], self.geometry, self.n)
 
 
 class Tail:

@@ -16,6 +16,7 @@ head's first entries restore to the same numbers whatever follows them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TINY = 2.0**-126  # the smallest scale but zero
-CHUNK = 1 << 17  # numbers that a CPU restores at once: they stay in its cache
+CHUNK = (1 << 15) - 1  # numbers that a CPU thread restores at once: few enough for its cache, and for torch not to split them further
 GPU_CHUNK = 1 << 26  # and a GPU, to bound the float32 copies
 
 
@@ -95,6 +96,25 @@ def quantize(layer: LayerEntries, quantization: Quantization) -> LayerEntries:
         value_scales=value_grid[0],
         value_zeros=value_grid[1],
     )
+
+
+def restore_all(
+    layers: Sequence[LayerEntries],
+    quantization: Quantization,
+    shapes: Sequence[tuple[int, int]],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[LayerEntries]:
+    """`restore` of every layer; shapes: its d_k and d_v. On a CPU layers go side by side, since each is many small steps."""
+    import torch
+
+    def one(layer: LayerEntries, shape: tuple[int, int]) -> LayerEntries:
+        return restore(layer, quantization, *shape, device, dtype)
+
+    if device.type != "cpu":
+        return [one(layer, shape) for layer, shape in zip(layers, shapes, strict=True)]
+    with ThreadPoolExecutor(max(1, torch.get_num_threads()), thread_name_prefix="dropkv-restore") as pool:
+        return list(pool.map(one, layers, shapes))
 
 
 def restore(
