@@ -12,15 +12,15 @@ from dropkv.budgets import check_forced, kept_count
 from dropkv.cache import Prefix
 from dropkv.documents import Document
 from dropkv.errors import DocumentError, UsageError
-from dropkv.generate import Session
+from dropkv.generate import Answer, Session
 from dropkv.identity import describe
 from dropkv.memory import expected_peak, read_peak, start_peak
 from dropkv.methods import Method, Pool
-from dropkv.models import LayerGeometry, Model
+from dropkv.models import Model
 from dropkv.observers import Observation, observe
 from dropkv.prefill import SLICE, Prefilled, prefill
 from dropkv.prompts import Seam
-from dropkv.settings import CompressSettings
+from dropkv.settings import CompressSettings, Sampling
 from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
 from formats.quantized import describe as describe_codes
 from formats.quantized import entry_bytes, quantize
@@ -110,6 +110,10 @@ class Compression:
         tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if settings.keep_tokens else None
         return write_file(path, self.metadata, self.layers, tokens, overwrite=overwrite, zstd=settings.zstd)
 
+    def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
+        """The answer to a question without saving, the same as a saved file gives. Raises QuestionError."""
+        return self.session().ask(question, sampling)
+
     def session(self) -> Session:
         """Ask without saving: the same entries, in the same order, as a saved file has; quantised ones restored as from the file."""
         stored = Prefix(self.layers, self.model.geometry, self._plan.tokens, self.metadata.quantization)
@@ -149,6 +153,10 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
 
 def _too_long(document: Document, tokens: int, limit: int, model: Model, settings: CompressSettings) -> str:
     place = f"{document.name}: {tokens} tokens, {model.id} has {model.max_positions} positions"
+    if settings.observe == "replay" and limit < 1:
+        return (
+            f"{place} and replay takes {model.max_positions - limit} of them: no document fits, use a smaller --chunk"
+        )
     if settings.observe == "replay":
         return f"{place} and replay takes {model.max_positions - limit} of them: at most {limit} fit, use --truncate, a smaller --chunk, or split it"
     if settings.observe != "tail":
@@ -175,13 +183,15 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
     """Sizes before the run. Raises what `plan` raises."""
     planned = plan(model, document, settings)
     n, size = planned.tokens, model.dtype.itemsize
-    kept_entries, full_entries, kept_bytes, full_bytes, widest = 0, 0, 0, 0, 0
+    kept_entries, full_entries, kept_bytes, stored_bytes, full_bytes, widest = 0, 0, 0, 0.0, 0, 0
     for layer in model.geometry:
         own = min(n, layer.window or n) if layer.kind == "sliding" else planned.kept
         row = (layer.d_k + layer.d_v) * size
         kept_entries += own * layer.kv_heads
         full_entries += n * layer.kv_heads
-        kept_bytes += round(own * layer.kv_heads * (_stored_row(layer, settings.kv_dtype, row) + ENTRY_OVERHEAD))
+        kept_bytes += own * layer.kv_heads * (row + ENTRY_OVERHEAD)
+        stored = row if settings.kv_dtype == "same" else entry_bytes(settings.kv_dtype, layer.d_k, layer.d_v)
+        stored_bytes += own * layer.kv_heads * (stored + ENTRY_OVERHEAD)
         full_bytes += n * layer.kv_heads * row
         widest = max(widest, n * layer.kv_heads * row)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
@@ -193,16 +203,11 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
         planned.kept,
         kept_entries,
         full_entries,
-        kept_bytes + tokens,
+        round(stored_bytes) + tokens,
         full_bytes,
         expected_peak(model.device, weights) + widest + kept_bytes + 4 * hidden + _slice_bytes(model),
         planned.truncated_from,
     )
-
-
-def _stored_row(layer: LayerGeometry, kv_dtype: str, plain: int) -> float:
-    """Bytes of one entry's key and value in the file; `plain` of them as they were computed."""
-    return plain if kv_dtype == "same" else entry_bytes(kv_dtype, layer.d_k, layer.d_v)
 
 
 def _slice_bytes(model: Model) -> int:
@@ -215,14 +220,26 @@ def _slice_bytes(model: Model) -> int:
 def compress_document(
     model: Model, document: Document, settings: CompressSettings, *, progress: Callable[[int, int], None] | None = None
 ) -> Compression:
-    """Read the document once and keep what matters. progress(done, total) is called after every layer.
+    """Read the document once and keep what matters. progress(done, total) is called after every layer; both count the document's tokens
+    once for each layer.
 
     Raises DocumentError, BudgetError, UsageError, ModelError.
     """
     planned = plan(model, document, settings)
     start_peak(model.device)
+
+    def report_layers(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done * planned.tokens, total * planned.tokens)
+
     prefilled = prefill(
-        model, planned.ids, planned.observation, planned.method, planned.kept, seed=settings.seed, progress=progress
+        model,
+        planned.ids,
+        planned.observation,
+        planned.method,
+        planned.kept,
+        seed=settings.seed,
+        progress=report_layers,
     )
     quantization = None
     if settings.kv_dtype != "same":

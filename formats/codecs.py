@@ -61,7 +61,7 @@ def decode(frame: memoryview, size: int, item: int) -> memoryview:
     for plane in planes[-2::-1]:
         elements <<= 8
         elements |= plane
-    return elements.view(numpy.uint8).data
+    return memoryview(elements.view(numpy.uint8).data)
 
 
 def _by_place(raw: memoryview, item: int) -> memoryview:

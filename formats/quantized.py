@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TINY = 2.0**-126  # the smallest scale but zero
-CHUNK = (1 << 15) - 1  # numbers that a CPU thread restores at once: few enough for its cache, and for torch not to split them further
+CHUNK = (
+    1 << 15
+) - 1  # numbers that a CPU thread restores at once: few enough for its cache, and for torch not to split them further
 GPU_CHUNK = 1 << 26  # and a GPU, to bound the float32 copies
 
 
