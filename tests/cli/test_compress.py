@@ -19,7 +19,7 @@ from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
 
 KEYS = {
     "file", "model", "method", "observer", "budget", "document_tokens", "kept_entries", "full_entries", "file_bytes",
-    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from",
+    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from", "kv_dtype", "zstd",
 }  # fmt: skip
 
 
