@@ -25,6 +25,7 @@ class CompressSettings:
     pool: size of the pooling kernel in tokens (odd, 1 = none), None = what method and observer say. alpha: share of the budget that the
     head-adaptive rule gives to every head alike, None = the method's own.
     keep_tokens: store the document's token ids in the file. truncate: cut a document that does not fit instead of refusing it.
+    fidelity: measure what the kept entries change in the model's predictions.
     kv_dtype: how entries are kept: same, as they were computed; fp8, int8 or int4, quantised (formats/quantized.py). zstd: the level at which
     the file is compressed, None for not at all.
     Raises BudgetError or UsageError.
@@ -40,6 +41,7 @@ class CompressSettings:
     system: str | None = None
     keep_tokens: bool = True
     truncate: bool = False
+    fidelity: bool = True
     seed: int = 0
     kv_dtype: str = "same"
     zstd: int | None = None
@@ -79,6 +81,7 @@ class CompressOptions(TypedDict, total=False):
     system: str | None
     keep_tokens: bool
     truncate: bool
+    fidelity: bool
     seed: int
     kv_dtype: str
     zstd: int | None

@@ -78,6 +78,15 @@ def test_compression_changes_no_bit_and_quantising_changes_little(compressions):
     assert errors["int8"] < 0.02
 
 
+def test_fidelity_is_that_of_the_restored_entries(compressions):
+    found = {cell: made.metadata.fidelity for cell, made in compressions.items()}
+    full, alone = (found["same", None][name] for name in ("nll_full", "nll_alone"))
+    for kind, level in found:
+        assert found[kind, level] == found[kind, None]
+        assert (found[kind, level]["nll_full"], found[kind, level]["nll_alone"]) == (full, alone)
+    assert len({found[kind, None]["nll"] for kind in ("same", "int8", "int4")}) == 3
+
+
 def test_what_a_file_keeps_does_not_depend_on_how_it_is_stored(compressions, tmp_path):
     contents = {}
     for cell, compression in compressions.items():
