@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dropkv.attention import plain_cache
 from dropkv.cache import Prefix
+from dropkv.checkpoints import name_in_file
 from dropkv.compression import Compression, compress_document
 from dropkv.documents import Document
 from dropkv.errors import IdentityError, ModelError, UsageError
@@ -22,6 +23,7 @@ from dropkv.models import Model, load_model
 from dropkv.prompts import Seam
 from dropkv.settings import CompressOptions, CompressSettings, Sampling
 from formats import Contents, Header, Metadata, read_file
+from formats.errors import printable, show_path
 
 
 def compress(
@@ -167,13 +169,13 @@ class OpenedFile:
         """Ready for questions. Raises IdentityError for another model's file (unless allow_mismatch; other shapes never pass)."""
         metadata, tokenizer = self.header.metadata, self.header.metadata.tokenizer
         seam = Seam.of(model.tokenizer, system=tokenizer.system, arguments=tokenizer.template_arguments, name=model.id)
-        check(metadata, model, seam, allow_mismatch=allow_mismatch)
+        check(metadata, model, seam, allow_mismatch=allow_mismatch, path=self.path)
         shapes = [(g.kind, g.query_heads, g.kv_heads, g.d_k, g.d_v, g.window) for g in model.geometry]
         wanted = [(i.kind, i.query_heads, i.kv_heads, i.d_k, i.d_v, i.window) for i in metadata.layers]
         if shapes != wanted:
             raise IdentityError(
-                f"{self.path}: its layers have other shapes than those of {model.id}: "
-                f"use the model it was made with, {metadata.model.id}"
+                f"{show_path(self.path)}: its layers have other shapes than those of {model.id}: "
+                f"use the model it was made with, {printable(metadata.model.id, 80)}"
             )
         started = time.perf_counter()
         stored = Prefix(self.contents.layers, model.geometry, metadata.document.tokens, metadata.quantization)
@@ -195,10 +197,8 @@ def load_for(
 ) -> Model:
     """Load the model a file names, or the one given. Raises ModelError for a file made from a local folder when none is given."""
     identity = header.metadata.model
-    if model is None and identity.source == "folder":
-        raise ModelError(f"the file was made with the local model folder {identity.id!r}: name it with --model FOLDER")
     return load_model(
-        model or identity.id,
+        name_in_file(identity.id, identity.source, revision or identity.revision) if model is None else model,
         revision=revision or (identity.revision if model is None else None),
         dtype=dtype,
         device=device,

@@ -13,7 +13,7 @@ from dropkv.errors import QuestionError, UsageError
 from dropkv.settings import Sampling
 from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
 from dropkv_cli.options import seed as seed_number
-from dropkv_cli.output import complain, harmless, json_line, say, size
+from dropkv_cli.output import complain, harmless, json_line, one_line, say, size
 from dropkv_cli.progress import waiting
 from dropkv_cli.shells import offer
 from formats import Header, read_header
@@ -215,7 +215,7 @@ def _open(
     file: str, header: Header, model: str | None, revision: str | None, dtype: str, device: str, allow_mismatch: bool
 ) -> tuple[KVFile, float]:
     """The file with its model, which is loaded only once every byte of the file has been found good, and the seconds of that."""
-    waiting(f"loading {model or header.metadata.model.id} ...")
+    waiting(f"loading {one_line(model or header.metadata.model.id)} ...")
     from dropkv.library import load_for, open_file
 
     opened = open_file(file)
@@ -230,7 +230,7 @@ def _announce(file: str, header: Header, kv: KVFile, model_seconds: float) -> No
     document, budget = header.metadata.document, header.metadata.budget
     say(
         harmless(
-            f"{show_path(file)}: {document.name}, {document.tokens:,} tokens, {budget.kept:,} entries per KV head, "
+            f"{show_path(file)}: {one_line(document.name)}, {document.tokens:,} tokens, {budget.kept:,} entries per KV head, "
             f"{size(header.file_bytes)} loaded in {kv.seconds_load:.2f} s, the model in {model_seconds:.1f} s"
         )
     )
