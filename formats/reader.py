@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from formats.entries import ENTRY_FIELDS, INDEX_FIELDS, IndexPart, LayerEntries,
 from formats.errors import UnreadableFile, naming
 from formats.header import Header
 from formats.layout import TensorInfo
-from formats.source import Source, open_source
+from formats.source import Place, Source, open_source
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +27,7 @@ class Contents:
     tokens: Tensor | None
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
+def read_header(path: Place) -> Header:
     """Read and check the header alone: metadata, shapes, hashes, file size. Imports neither torch nor numpy.
 
     Raises UnreadableFile, NotAKVFile, UnsupportedVersion or CorruptFile.
@@ -37,7 +36,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         return headers.parse(source)
 
 
-def read_file(path: str | os.PathLike[str], *, threads: int = 4) -> Contents:
+def read_file(path: Place, *, threads: int = 4) -> Contents:
     """Read everything into freshly allocated tensors; the bytes hashed are the bytes handed out.
 
     Host memory: the entries, plus a few buffers of at most 4 MiB. Raises as read_header does.
