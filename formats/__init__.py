@@ -18,7 +18,9 @@ from formats.header import FORMAT_VERSION, Header
 from formats.layout import TensorInfo
 from formats.metadata import BudgetInfo, DocumentInfo, LayerInfo, Metadata, ModelIdentity, TokenizerIdentity
 from formats.reader import Contents, read_file, read_header
+from formats.source import Place, Source, open_source
 from formats.temporary import check_target
+from formats.tokens import copy_without_tokens
 from formats.writer import write_file
 
 __all__ = [
@@ -35,6 +37,8 @@ __all__ = [
     "Metadata",
     "ModelIdentity",
     "NotAKVFile",
+    "Place",
+    "Source",
     "TensorInfo",
     "TokenizerIdentity",
     "UnreadableFile",
@@ -42,6 +46,8 @@ __all__ = [
     "VerifyReport",
     "WriteFailed",
     "check_target",
+    "copy_without_tokens",
+    "open_source",
     "read_file",
     "read_header",
     "verify_file",

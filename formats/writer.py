@@ -52,7 +52,7 @@ def write_file(
         with replacing(path, overwrite=overwrite) as fd:
             os.lseek(fd, len(draft), os.SEEK_SET)
             hashes = {info.name: _write_tensor(fd, tensors[info.name], block_bytes) for info in infos}
-            _write(fd, memoryview(headers.build(metadata, infos, hashes, block_bytes)), at=0)
+            write_all(fd, memoryview(headers.build(metadata, infos, hashes, block_bytes)), at=0)
         return size
 
 
@@ -87,11 +87,11 @@ def _write_tensor(fd: int, tensor: Tensor, block_bytes: int) -> list[str]:
     hashes: list[str] = []
     for start, stop in spans(0, len(data), run_bytes(block_bytes)):
         hashes += [digest(data[low:high]) for low, high in spans(start, stop, block_bytes)]
-        _write(fd, data[start:stop])
+        write_all(fd, data[start:stop])
     return hashes
 
 
-def _write(fd: int, data: memoryview, at: int | None = None) -> None:
+def write_all(fd: int, data: memoryview, at: int | None = None) -> None:
     """Write all of the data, at the descriptor's position or at byte `at`."""
     if at is not None:
         os.lseek(fd, at, os.SEEK_SET)
