@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -14,11 +13,12 @@ from dropkv.compression import Compression, compress_document
 from dropkv.documents import Document
 from dropkv.errors import IdentityError, ModelError
 from dropkv.generate import Answer, Chat, Session, Stream
+from dropkv.hub.fetch import whole
 from dropkv.identity import check
 from dropkv.models import Model, load_model
 from dropkv.prompts import Seam
 from dropkv.settings import CompressSettings, Sampling
-from formats import Contents, Header, Metadata, read_file
+from formats import Contents, Header, Metadata, Place, read_file
 
 
 def compress(
@@ -76,7 +76,7 @@ class KVFile:
 
 
 def load(
-    path: str | Path,
+    path: Place,
     *,
     model: str | Model | None = None,
     revision: str | None = None,
@@ -84,7 +84,7 @@ def load(
     device: str = "auto",
     allow_mismatch: bool = False,
 ) -> KVFile:
-    """Open a .kv file for questions.
+    """Open a .kv file for questions; path: a file, or an address of the Hub (hf://...).
 
     model: a loaded model, a name, or None for the one the file names. Every byte of the file is checked before the model is
     loaded. Raises formats.FormatError for a file that fails its checks, IdentityError for another model's file (unless
@@ -100,7 +100,7 @@ def load(
 class OpenedFile:
     """A file read and checked, not yet met by a model; seconds: what that took."""
 
-    path: str | Path
+    path: Place
     contents: Contents
     seconds: float
 
@@ -128,11 +128,12 @@ class OpenedFile:
         return KVFile(Session(model, seam, prefix), metadata, self.seconds + time.perf_counter() - started)
 
 
-def open_file(path: str | Path) -> OpenedFile:
-    """Read a .kv file whole and check every byte; no model is needed. Raises formats.FormatError."""
+def open_file(path: Place) -> OpenedFile:
+    """Read a .kv file whole and check every byte; no model is needed. Raises formats.FormatError, HubError for a file of the Hub."""
+    place = whole(path) if isinstance(path, str) else path
     started = time.perf_counter()
-    contents = read_file(path)
-    return OpenedFile(path, contents, time.perf_counter() - started)
+    contents = read_file(place)
+    return OpenedFile(place, contents, time.perf_counter() - started)
 
 
 def load_for(
