@@ -76,8 +76,9 @@ def headers() -> dict[str, str]:
 
 @contextmanager
 def calm() -> Iterator[None]:
-    """The Hub's client without its log, and with progress bars on terminals only."""
+    """The Hub's client without its log and its warnings, and with progress bars on terminals only."""
     import logging
+    import warnings
 
     from huggingface_hub.utils.logging import get_verbosity, set_verbosity
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
@@ -87,7 +88,9 @@ def calm() -> Iterator[None]:
     if silence:
         disable_progress_bars()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         set_verbosity(verbosity)
         if silence:
@@ -184,6 +187,10 @@ def explain(error: Exception, hub: Hub, *, writing: bool = False) -> str | None:
     if status == 429:
         wait = asked_wait(getattr(error, "response", None))
         return "too many requests (429); " + ("try again in a while" if wait is None else f"try again in {wait:.0f} s")
+    if writing and status == 412:
+        return "the repository changed in the meantime; run it again"
+    if writing and status in (400, 413, 422):
+        return f"the Hub does not accept this ({status}){_said(error)}; change what it names and run it again"
     if status is not None:
         return f"the Hub answers {status}{_said(error)}; try again in a while"
     if broken_off(error) and "Connect" not in type(error).__name__:

@@ -16,6 +16,7 @@ from dropkv.hub.address import HubAddress, is_address, parse_address, refuse_web
 from dropkv.hub.client import (
     LIBRARY,
     Hub,
+    asked_wait,
     asking,
     broken_off,
     calm,
@@ -206,9 +207,11 @@ def download(found: Found, hub: Hub, *, again: bool = False) -> CachedFile:
                 )
                 break
             except Exception as error:
-                if attempt == DOWNLOADS or not broken_off(error):
+                wait = asked_wait(getattr(error, "response", None))
+                failed = (status_of(error) or 0) >= 500 and (wait or 0.0) <= hub.retries.longest_asked
+                if attempt == DOWNLOADS or not (failed or broken_off(error)):
                     raise
-                hub.retries.wait(attempt, None)
+                hub.retries.wait(attempt, wait)
     cached = CachedFile(address, Path(path), _commit_of(Path(path), address), fresh=True)
     if cached.commit == found.commit and _hash(cached.path, found.etag) not in ("", found.etag):
         _remove(cached.path)

@@ -111,8 +111,7 @@ class RemoteSource:
 
     def _get(self, location: str, start: int, stop: int) -> Iterator[memoryview]:
         """The bytes [start, stop), or as many of them as come."""
-        from huggingface_hub import constants
-        from huggingface_hub import get_session
+        from huggingface_hub import constants, get_session
 
         asked = {**self._headers(location), "Range": f"bytes={start}-{stop - 1}"}
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT

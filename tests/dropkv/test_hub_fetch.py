@@ -259,6 +259,14 @@ def test_a_download_that_breaks_off_is_resumed(server, hub, book, monkeypatch):
     assert not litter(hub)
 
 
+def test_a_download_is_repeated_while_the_server_is_busy(server, hub, book, monkeypatch):
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    server.fail("GET", "signature", times=2, status=503, headers={"Retry-After": "4"})
+    assert cached(ADDRESS, hub).path.read_bytes() == book
+    assert [seconds for seconds in waited if seconds >= 1] == [4, 4]
+
+
 def test_a_download_that_stays_broken_leaves_nothing(server, hub, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     server.fail("GET", "signature", times=999, cut=0)
