@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 from dropkv._version import __version__
 from dropkv.errors import HubError
+from dropkv.hub.address import HubAddress
 from formats.errors import printable
 
 Value = TypeVar("Value")
@@ -158,27 +160,35 @@ def explained(subject: object, hub: Hub, *, writing: bool = False) -> Iterator[N
     except HubError:
         raise
     except Exception as error:
-        line = explain(error, hub, writing=writing)
+        line = explain(error, hub, subject, writing=writing)
         if line is None:
             raise
         raise HubError(f"{subject}: {line}") from error
 
 
-def explain(error: Exception, hub: Hub, *, writing: bool = False) -> str | None:
-    """What went wrong and what to type next; None for what is no failure of the Hub. Nothing of a request is repeated: it holds the token."""
+def explain(error: Exception, hub: Hub, subject: object, *, writing: bool = False) -> str | None:
+    """What went wrong with `subject` and what to type next; None for what is no failure of the Hub.
+
+    Nothing of a request is repeated: it holds the token.
+    """
     from huggingface_hub import errors as known
 
     status = status_of(error)
+    page = f"{hub.url}/{subject.repository}" if isinstance(subject, HubAddress) else hub.url
     if isinstance(error, known.OfflineModeIsEnabled):
         return "the network is switched off (HF_HUB_OFFLINE); unset it and run this again"
     if isinstance(error, known.GatedRepoError):
-        return f"its owner gives access on request; ask for it on its page at {hub.url}, then {LOGIN}"
+        return f"its owner gives access on request; ask for it at {page}, then {LOGIN}"
     if isinstance(error, known.RevisionNotFoundError):
-        return f"the repository has no such revision; look at its branches and tags at {hub.url}"
+        return f"the repository has no such revision; look at its commits at {page}/commits"
     if isinstance(error, known.EntryNotFoundError) and not isinstance(error, known.LocalEntryNotFoundError):
-        return f"the repository has no such file; look at its files at {hub.url}"
+        return f"the repository has no such file; look at its files at {page}/tree/main"
     if isinstance(error, known.RepositoryNotFoundError) or status == 404:
         return f"no such repository, or it is private; check the spelling, or {LOGIN}"
+    if status == 401 and os.environ.get("HF_TOKEN"):
+        return (
+            "the Hub does not accept the token in HF_TOKEN (401); set a valid one, or unset it and run `hf auth login`"
+        )
     if status == 401:
         return f"the Hub wants a valid token (401); {LOGIN}"
     if status == 403:
@@ -202,7 +212,7 @@ def explain(error: Exception, hub: Hub, *, writing: bool = False) -> str | None:
     if isinstance(error, OSError | RuntimeError | ValueError):
         inner = error.__cause__ if isinstance(error.__cause__, Exception) else None
         if inner is not None and (status_of(inner) is not None or broken_off(inner)):
-            return explain(inner, hub, writing=writing)
+            return explain(inner, hub, subject, writing=writing)
         advice = "check the network and the disk, or set HF_HOME to a folder with room"
         return f"{'cannot be uploaded' if writing else 'cannot be downloaded'} ({_reason(error)}); {advice}"
     return None

@@ -71,7 +71,7 @@ def _target(output: str | os.PathLike[str], address: HubAddress) -> Path:
 
 
 def _again(cached: CachedFile, hub: Hub) -> CachedFile:
-    with asking(cached.shown, hub):
+    with asking(cached.address, hub):
         found = look_up(cached.address, hub)
     if found.commit != cached.commit:
         raise HubError(f"{cached.shown}: changed while it was read; run it again")

@@ -83,13 +83,13 @@ def prepare(
 
     public: the repository may be one that everybody reads. Raises formats.FormatError, HubError.
     """
-    hub = hub or Hub()
+    hub, folder = hub or Hub(), replace(address, file="")
     header = verify_file(file).header
     if offline():
         raise HubError(f"{address}: the network is switched off (HF_HUB_OFFLINE); unset it and run this again")
     _check_login(address)
     upload = Upload(Path(file), header, address, False, not public, None, None, False)
-    with asking(address.folder, hub, writing=True):
+    with asking(folder, hub, writing=True):
         info = _info(address, hub)
         if info is None:
             return upload
@@ -97,7 +97,7 @@ def prepare(
         card = _card(address, info.sha, hub) if CARD in names else None
     if not info.private and not public:
         raise HubError(
-            f"{address.folder}: is public, everybody could read the document; choose another repository, or say --public"
+            f"{folder}: is public, everybody could read the document; choose another repository, or say --public"
         )
     return replace(
         upload, exists=True, private=bool(info.private), commit=info.sha, card=card, replaces=address.file in names
@@ -112,15 +112,15 @@ def push(upload: Upload, licence: str | None, *, tokens: bool = True, hub: Hub |
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    hub = hub or Hub()
-    address = upload.address
+    hub, address = hub or Hub(), upload.address
+    folder = replace(address, file="")
     with _uploaded(upload, tokens) as (path, header):
         try:
             text = write_card(upload.card, address, header, licence)
         except HubError as error:
-            raise HubError(f"{address.folder}: {error}") from error
+            raise HubError(f"{folder}: {error}") from error
         api = HfApi(endpoint=hub.url, library_name=LIBRARY, library_version=__version__)
-        with asking(address.folder, hub, writing=True):
+        with asking(folder, hub, writing=True):
             if not upload.exists:
                 repeated(
                     lambda: api.create_repo(address.repository, private=upload.private, repo_type="model"), hub.retries

@@ -68,6 +68,7 @@ class RemoteSource:
         self._location = found.location
         self._etag: str | None = None  # of the storage server, which may not be the Hub's
         self._lock = threading.Lock()
+        self._all_headers = headers()
         self._head = b""
 
     def start(self) -> None:
@@ -100,7 +101,7 @@ class RemoteSource:
                 with explained(self.found.address, self.hub):
                     if not broken_off(error):
                         raise
-                trouble = _Trouble(explain(error, self.hub) or "")
+                trouble = _Trouble(explain(error, self.hub, self.found.address) or "")
             failures = 0 if done > before else failures + 1
             if failures == self.hub.retries.tries:
                 raise HubError(f"{self.found.address}: {trouble.line}")
@@ -157,7 +158,7 @@ class RemoteSource:
     def _headers(self, location: str) -> dict[str, str]:
         """The token goes to the Hub itself and to nobody else."""
         allowed = self._ours(location)
-        return {name: value for name, value in headers().items() if allowed or name.lower() != "authorization"}
+        return {name: value for name, value in self._all_headers.items() if allowed or name.lower() != "authorization"}
 
     def _trouble(self, answer: Any) -> Exception:
         """The error for an answer without content: _Trouble when a further request may succeed, else HubError."""
@@ -168,7 +169,7 @@ class RemoteSource:
         try:
             hf_raise_for_status(answer)
         except Exception as error:
-            line = explain(error, self.hub)
+            line = explain(error, self.hub, self.found.address)
         trouble = _Trouble(line or f"the Hub answers {status}; try again in a while", status, asked_wait(answer))
         busy = status in BUSY and (trouble.wait or 0.0) <= self.hub.retries.longest_asked
         return trouble if busy or status in EXPIRED else HubError(f"{self.found.address}: {trouble.line}")

@@ -163,7 +163,7 @@ def test_a_process_of_its_own_reads_the_environment(server: HubServer, environme
     assert (code, err) == (0, "") and out.startswith("model ")
     code, out, err = info(HF_TOKEN="hf_" + "c" * 34)
     assert (code, out) == (1, "") and err.startswith(
-        f"dropkv: {ADDRESS}: the Hub wants a valid token (401); run `hf auth login`"
+        f"dropkv: {ADDRESS}: the Hub does not accept the token in HF_TOKEN (401); set a valid one"
     )
     assert "ccc" not in err
     assert info(HF_HUB_OFFLINE="1")[2].startswith(
