@@ -10,7 +10,7 @@ import click
 
 from dropkv.errors import UsageError
 from dropkv_cli.options import flag, json_option, refuse_pipe
-from dropkv_cli.output import json_line, result, say, size
+from dropkv_cli.output import complain, json_line, result, say, size
 from formats.errors import printable, show_path
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def command(
     refuse_pipe(file)
     address = target_of(repository, file, name)
     if licence is not None:
-        _check_licence(licence)
+        licence = _check_licence(licence)
     hub = Hub(note=say)
     upload = prepare(file, address, public=public, hub=hub)
     say(
@@ -79,18 +79,27 @@ def command(
     say(_told(upload, pushed))
 
 
-def _check_licence(licence: str) -> None:
+def _check_licence(text: str) -> str:
+    """The identifier of a licence as written. Raises UsageError for what the Hub would not take for one."""
+    licence = text.strip()
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,63}", licence):
-        raise UsageError(f"--license {printable(licence, 80)!r} is no identifier of a licence: use one {LICENCES}")
+        raise UsageError(f"{printable(licence, 80)!r} is no identifier of a licence: use one {LICENCES}")
+    return licence
 
 
 def _ask_licence() -> str:
     """Ask on a terminal; elsewhere raise UsageError. A card without one leaves readers without any right, and nobody notices."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"no licence: name that of the document with --license ID, {LICENCES}")
-    answer = str(click.prompt(f"Licence of the document ({LICENCES})", err=True)).strip()
-    _check_licence(answer)
-    return answer
+    while True:
+        say(f"Licence of the document, {LICENCES}:")
+        line = sys.stdin.readline()
+        if not line:
+            raise click.Abort
+        try:
+            return _check_licence(line)
+        except UsageError as error:
+            complain(str(error))
 
 
 def _told(upload: Upload, pushed: Pushed) -> str:

@@ -131,6 +131,20 @@ def test_push_says_what_it_did_as_json_and_needs_a_licence(server: HubServer, ru
     assert again.code == 0 and "replaced in the public repository" in again.err
 
 
+def test_a_terminal_is_asked_for_the_licence(server: HubServer, environment: dict[str, str], kv: Path) -> None:
+    ours, theirs = os.openpty()
+    process = start_dropkv("push", kv, "ns/books", env=environment, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE)
+    os.close(theirs)
+    os.write(ours, b"Very free!\ncc0-1.0\n")
+    out, _ = process.communicate(timeout=60)
+    said = os.read(ours, 1 << 16).decode().replace("\r\n", "\n")
+    os.close(ours)
+    assert (process.returncode, out.decode()) == (0, ADDRESS + "\n")
+    assert said.count("Licence of the document, such as cc-by-4.0") == 2
+    assert "dropkv: 'Very free!' is no identifier of a licence" in said
+    assert b"license: cc0-1.0\n" in server.repositories["ns/books"].commits[-1][1]["README.md"]
+
+
 def test_failures_are_one_line(server: HubServer, run: Run, kv: Path, tmp_path: Path) -> None:
     server.add("ns/books", {"harbour.kv": kv.read_bytes()}, private=True)
     run("info", "hf://ns/books/none.kv").failed_with(1, "hf://ns/books/none.kv: the repository has no such file")

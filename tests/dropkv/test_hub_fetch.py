@@ -16,6 +16,7 @@ from dropkv.hub.address import parse_address
 from dropkv.hub.client import Hub, Retries
 from dropkv.hub.fetch import CachedFile, RemoteFile, in_cache, parts, whole
 from dropkv.hub.pull import pull
+from dropkv.hub.remote import look_up
 from formats import CorruptFile, ExistingFile, NotAKVFile, read_file, read_header, verify_file
 from tests.formats.conftest import build_sample
 from tests.hub_server import TOKEN, HubServer, serving
@@ -331,6 +332,21 @@ def test_a_token_opens_what_is_private_and_goes_to_the_hub_alone(server, hub, bo
         parts("hf://ns/secret@" + "0" * 40 + "/book.kv", hub)
     assert "bbb" not in str(raised.value)
     assert "secret" not in str(raised.value).replace("ns/secret", "")
+
+
+def test_a_small_file_that_lies_in_git_itself(server, hub, book):
+    address = "hf://ns/small/book.kv.safetensors"
+    server.add("ns/small", {"book.kv.safetensors": book})
+    assert verify_file(remote(address, hub)).header.file_bytes == len(book)
+    server.fail("GET", "small/resolve", content=lambda data: data[:-1] + b"?")
+    with pytest.raises(HubError, match="its hash differs"):
+        whole(address, hub)
+    assert cached(address, hub).path.read_bytes() == book
+    with RemoteFile(look_up(parse_address(address), hub), hub).open() as source:
+        server.fail("GET", "small/resolve", status=403)
+        with pytest.raises(HubError, match=r"refuses access \(403\); use a token that may read it"):
+            source.read_into(9000, memoryview(bytearray(10)))
+    assert not server.requests("GET", server="storage")
 
 
 def test_a_server_that_is_no_hub_is_said_so(server, hub):
