@@ -212,8 +212,10 @@ def download(found: Found, hub: Hub, *, again: bool = False) -> CachedFile:
                 if attempt == DOWNLOADS or not (failed or broken_off(error)):
                     raise
                 hub.retries.wait(attempt, wait)
-    cached = CachedFile(address, Path(path), _commit_of(Path(path), address), fresh=True)
-    if cached.commit == found.commit and _hash(cached.path, found.etag) not in ("", found.etag):
+        cached = CachedFile(address, Path(path), _commit_of(Path(path), address), fresh=True)
+        if cached.commit != found.commit:  # there was a commit between the two requests
+            found = look_up(address, hub, commit=cached.commit)
+    if _hash(cached.path, found.etag) not in ("", found.etag):
         _remove(cached.path)
         raise HubError(
             f"{address}: what the server sent is not what the Hub announces (its hash differs); nothing was kept, "
