@@ -14,7 +14,7 @@ import pytest
 from dropkv.errors import HubError, UsageError
 from dropkv.hub.address import parse_address
 from dropkv.hub.client import Hub, Retries
-from dropkv.hub.fetch import CachedFile, RemoteFile, in_cache, parts, whole
+from dropkv.hub.fetch import CachedFile, RemoteFile, download, in_cache, parts, whole
 from dropkv.hub.pull import pull
 from dropkv.hub.remote import look_up
 from formats import CorruptFile, ExistingFile, NotAKVFile, read_file, read_header, verify_file
@@ -230,6 +230,13 @@ def test_a_new_commit_is_fetched_and_a_tag_stays(server, hub, book):
     repository.commit({"deep/book.kv": book + b"2"})
     assert cached(ADDRESS, hub).path.read_bytes() == book + b"2"
     assert cached(ADDRESS.replace("books/", "books@v1/"), hub).path.read_bytes() == book
+
+
+def test_a_commit_between_looking_up_and_downloading_is_compared_with_its_own_hash(server, hub, book):
+    found = look_up(parse_address(ADDRESS), hub)
+    commit = server.repositories["ns/books"].commit({"deep/book.kv": book + b"2"})
+    got = download(found, hub)
+    assert (got.commit, got.path.read_bytes()) == (commit, book + b"2")
 
 
 def test_without_network_the_cache_serves_with_one_line(server, hub, book, notes, monkeypatch):
