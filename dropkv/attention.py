@@ -246,3 +246,13 @@ def run_logits(network: nn.Module, ids: Tensor, positions: Tensor, run: Run, *, 
     out = network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, **{RUN: run})
     logits: Tensor = out.logits
     return logits.float() if logits.dtype != torch.float64 else logits
+
+
+def plain_cache(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
+    """A cache of transformers that holds copies of the keys and values [1, kv_heads, entries, d] of every layer."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
+        cache.update(k, v, layer)
+    return cache

@@ -12,7 +12,7 @@ from dropkv.budgets import check_forced, kept_count
 from dropkv.cache import Prefix
 from dropkv.documents import Document
 from dropkv.errors import DocumentError, UsageError
-from dropkv.generate import Session
+from dropkv.generate import Answer, Session
 from dropkv.identity import describe
 from dropkv.memory import expected_peak, read_peak, start_peak
 from dropkv.methods import Method, Pool
@@ -20,7 +20,7 @@ from dropkv.models import Model
 from dropkv.observers import Observation, observe
 from dropkv.prefill import SLICE, Prefilled, prefill
 from dropkv.prompts import Seam
-from dropkv.settings import CompressSettings
+from dropkv.settings import CompressSettings, Sampling
 from formats import BudgetInfo, DocumentInfo, LayerInfo, Metadata, write_file
 
 QUESTION_ROOM = 320  # positions left free behind a document: a question and an answer of the default length (an eighth of short contexts)
@@ -99,6 +99,10 @@ class Compression:
         tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if self._plan.settings.keep_tokens else None
         return write_file(path, self.metadata, self._prefilled.layers, tokens, overwrite=overwrite)
 
+    def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
+        """The answer to a question without saving, the same as a saved file gives. Raises QuestionError."""
+        return self.session().ask(question, sampling)
+
     def session(self) -> Session:
         """Ask without saving: the same entries, in the same order, as a saved file has."""
         return Session(
@@ -139,6 +143,10 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
 
 def _too_long(document: Document, tokens: int, limit: int, model: Model, settings: CompressSettings) -> str:
     place = f"{document.name}: {tokens} tokens, {model.id} has {model.max_positions} positions"
+    if settings.observe == "replay" and limit < 1:
+        return (
+            f"{place} and replay takes {model.max_positions - limit} of them: no document fits, use a smaller --chunk"
+        )
     if settings.observe == "replay":
         return f"{place} and replay takes {model.max_positions - limit} of them: at most {limit} fit, use --truncate, a smaller --chunk, or split it"
     if settings.observe != "tail":
@@ -200,14 +208,26 @@ def _slice_bytes(model: Model) -> int:
 def compress_document(
     model: Model, document: Document, settings: CompressSettings, *, progress: Callable[[int, int], None] | None = None
 ) -> Compression:
-    """Read the document once and keep what matters. progress(done, total) is called after every layer.
+    """Read the document once and keep what matters. progress(done, total) is called after every layer; both count the document's tokens
+    once for each layer.
 
     Raises DocumentError, BudgetError, UsageError, ModelError.
     """
     planned = plan(model, document, settings)
     start_peak(model.device)
+
+    def report_layers(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done * planned.tokens, total * planned.tokens)
+
     prefilled = prefill(
-        model, planned.ids, planned.observation, planned.method, planned.kept, seed=settings.seed, progress=progress
+        model,
+        planned.ids,
+        planned.observation,
+        planned.method,
+        planned.kept,
+        seed=settings.seed,
+        progress=report_layers,
     )
     size = model.dtype.itemsize
     report = Report(

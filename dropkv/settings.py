@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypedDict
 
 from dropkv.errors import BudgetError, UsageError
 
@@ -50,6 +51,22 @@ class CompressSettings:
             )
         if self.chunk < 1:
             raise UsageError(f"chunks of {self.chunk} tokens repeat nothing: use --chunk 1 or more")
+
+
+class CompressOptions(TypedDict, total=False):
+    """The fields of CompressSettings as keyword arguments, for type checkers and editors."""
+
+    budget: float | int
+    method: str
+    observe: str
+    window: int
+    pool: int | None
+    alpha: float | None
+    chunk: int
+    system: str | None
+    keep_tokens: bool
+    truncate: bool
+    seed: int
 
 
 @dataclass(frozen=True)
