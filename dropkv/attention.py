@@ -241,8 +241,9 @@ def run_decoder(network: nn.Module, ids: Tensor, positions: Tensor, run: Run) ->
     decoder_of(network)(input_ids=ids, position_ids=positions, use_cache=False, **{RUN: run})
 
 
-def run_logits(network: nn.Module, ids: Tensor, positions: Tensor, run: Run, *, keep: int = 1) -> Tensor:
-    """Logits float32 [batch, keep, vocabulary] of the last `keep` tokens (0: all) for ids and positions int64 [batch, tokens]."""
+def run_logits(network: nn.Module, ids: Tensor, positions: Tensor, run: Run, *, keep: int | Tensor = 1) -> Tensor:
+    """Logits float32 [batch, keep, vocabulary] of the last `keep` tokens (0: all), or of those at the places int64 [keep], for ids and
+    positions int64 [batch, tokens]."""
     out = network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, **{RUN: run})
     logits: Tensor = out.logits
     return logits.float() if logits.dtype != torch.float64 else logits

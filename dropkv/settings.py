@@ -21,6 +21,7 @@ class CompressSettings:
     pool: size of the pooling kernel in tokens (odd, 1 = none), None = what method and observer say. alpha: share of the budget that the
     head-adaptive rule gives to every head alike, None = the method's own.
     keep_tokens: store the document's token ids in the file. truncate: cut a document that does not fit instead of refusing it.
+    fidelity: measure what the kept entries change in the model's predictions.
     Raises BudgetError or UsageError.
     """
 
@@ -34,6 +35,7 @@ class CompressSettings:
     system: str | None = None
     keep_tokens: bool = True
     truncate: bool = False
+    fidelity: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -66,6 +68,7 @@ class CompressOptions(TypedDict, total=False):
     system: str | None
     keep_tokens: bool
     truncate: bool
+    fidelity: bool
     seed: int
 
 

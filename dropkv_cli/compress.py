@@ -13,6 +13,7 @@ from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import CompressSettings
 from dropkv_cli.endings import failure
+from dropkv_cli.fidelity import fidelity_lines
 from dropkv_cli.options import (
     DEFAULT_MODEL,
     budget,
@@ -133,6 +134,7 @@ class Job:
 @device_options
 @flag("--no-tokens", help="Leave the document's token ids out of the file.")
 @flag("--truncate", help="Cut a document that does not fit the model's context instead of refusing it.")
+@flag("--no-fidelity", help="Do not measure how much the file changes what the model predicts of the document.")
 @click.option(
     "--seed", type=seed, default=DEFAULTS.seed, show_default=True, metavar="N", help="Seed of the method random."
 )
@@ -149,6 +151,7 @@ def command(
     device: str,
     revision: str | None,
     no_tokens: bool,
+    no_fidelity: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -162,7 +165,8 @@ def command(
     """
     if output is None and not dry_run:
         raise UsageError("name the file to write with -o FILE, or try --dry-run")
-    job = Job(CompressSettings(keep_tokens=not no_tokens, **settings), force, dry_run, as_json, output or "")
+    chosen = CompressSettings(keep_tokens=not no_tokens, fidelity=not no_fidelity, **settings)
+    job = Job(chosen, force, dry_run, as_json, output or "")
     targets = plan_targets(documents, output)
     todo, failures = _readable(targets, job)
     if todo:
@@ -309,10 +313,13 @@ def _print_result(
                 "full_entries": report.full_entries,
                 "file_bytes": file_bytes,
                 "full_cache_bytes": report.full_cache_bytes,
+                "fidelity": report.fidelity,
+                "fidelity_missing": report.fidelity_missing,
                 "seconds": {
                     "load": load,
                     "prefill": report.prefill_seconds,
                     "score": report.score_seconds,
+                    "fidelity": report.fidelity_seconds,
                     "write": write,
                     "total": total,
                 },
@@ -327,9 +334,12 @@ def _print_result(
         f"  {size(file_bytes)} on disk, the full cache is {size(report.full_cache_bytes)}: "
         f"{compared(file_bytes, report.full_cache_bytes)}"
     )
+    if job.settings.fidelity:
+        lines = fidelity_lines(report.fidelity)
+        say("  fidelity: " + "\n    ".join(lines) + (f": {report.fidelity_missing}" if report.fidelity_missing else ""))
     say(
         f"  {total:.1f} s (model {load:.1f}, prefill {report.prefill_seconds:.1f}, score {report.score_seconds:.1f}, "
-        f"write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"
+        f"fidelity {report.fidelity_seconds:.1f}, write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"
     )
 
 

@@ -9,6 +9,7 @@ import click
 
 from dropkv.hub.client import Hub
 from dropkv.hub.fetch import parts
+from dropkv_cli.fidelity import fidelity_lines
 from dropkv_cli.options import json_option, refuse_pipe
 from dropkv_cli.output import compared, json_line, pairs, result, say, size
 from formats import Header, LayerInfo, Metadata, read_header
@@ -58,6 +59,7 @@ def _rows(header: Header) -> list[tuple[str, str]]:
         ("observer", _parameters(metadata.observer, "name")),
         ("budget", _budget(metadata)),
         ("kept", _kept(metadata)),
+        *zip(("fidelity", ""), fidelity_lines(metadata.fidelity), strict=False),
         ("size", _size(header)),
         *_layers(metadata.layers),
         ("rope", _parameters(metadata.rope, "rope_type")),

@@ -19,7 +19,8 @@ from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
 
 KEYS = {
     "file", "model", "method", "observer", "budget", "document_tokens", "kept_entries", "full_entries", "file_bytes",
-    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from",
+    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from", "fidelity",
+    "fidelity_missing",
 }  # fmt: skip
 
 
@@ -29,7 +30,7 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     assert (result.code, result.err) == (0, "")
     (record,) = result.records
     assert set(record) == KEYS
-    assert set(record["seconds"]) == {"load", "prefill", "score", "write", "total"}
+    assert set(record["seconds"]) == {"load", "prefill", "score", "fidelity", "write", "total"}
     assert all(seconds > 0 for seconds in record["seconds"].values())
     assert record["seconds"]["total"] >= record["seconds"]["load"] + record["seconds"]["prefill"]
     header = read_header(output)
@@ -43,6 +44,45 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     assert record["kept_entries"] == sum(layer.entries for layer in header.metadata.layers) < record["full_entries"]
     assert record["file_bytes"] == output.stat().st_size == header.file_bytes
     assert record["peak_memory_bytes"] > 50 << 20
+    assert record["fidelity"] == header.metadata.fidelity and record["fidelity_missing"] is None
+    assert 0 <= record["fidelity"]["agreement"] <= 1 and record["fidelity"]["tokens"] > 10
+
+
+def test_without_fidelity_nothing_is_measured_and_the_entries_are_the_same(
+    dropkv: Dropkv, document: Path, model: Path, kv: Path
+) -> None:
+    output = document.with_name("plain.kv")
+    arguments = ("compress", document, "-o", output, "--model", model, *SETTINGS, "--no-fidelity")
+    (record,) = dropkv(*arguments, "--json").records
+    assert record["fidelity"] is None and record["seconds"]["fidelity"] == 0
+    assert record["fidelity_missing"] == "not asked for"
+    assert read_header(output).metadata.fidelity is None and read_header(kv).metadata.fidelity is not None
+    for ours, theirs in zip(read_file(output).layers, read_file(kv).layers, strict=True):
+        assert ours.positions.equal(theirs.positions) and ours.keys.equal(theirs.keys)
+    people = dropkv(*arguments, "--force")
+    assert people.code == 0 and "fidelity:" not in people.err
+    shown = dict(line.split(None, 1) for line in dropkv("info", output).out.splitlines() if line.startswith("fid"))
+    assert shown == {"fidelity": "not measured"}
+
+
+def test_a_document_too_short_to_be_measured_says_so(dropkv: Dropkv, document: Path, model: Path) -> None:
+    document.write_text("a")
+    done = dropkv("compress", document, "-o", document.with_suffix(".kv"), "--model", model, "--method", "full")
+    assert done.code == 0 and "fidelity: not measured: the document is a single token" in done.err
+    assert read_header(document.with_suffix(".kv")).metadata.fidelity is None
+
+
+def test_fidelity_is_shown_by_compress_and_info(dropkv: Dropkv, document: Path, model: Path) -> None:
+    output = document.with_suffix(".kv")
+    made = dropkv("compress", document, "-o", output, "--model", model, *SETTINGS)
+    lines = made.err.splitlines()
+    (start,) = (number for number, line in enumerate(lines) if line.startswith("  fidelity: "))
+    said = [lines[start].removeprefix("  fidelity: "), lines[start + 1].strip()]
+    shown = dropkv("info", output).out.splitlines()
+    (start,) = (number for number, line in enumerate(shown) if line.startswith("fidelity"))
+    assert said == [shown[start].removeprefix("fidelity").strip(), shown[start + 1].strip()]
+    values = read_header(output).metadata.fidelity
+    assert values is not None and f"{abs(values['nll'] - values['nll_full']):.2f} nats" in said[1]
 
 
 def test_the_summary_goes_to_standard_error(dropkv: Dropkv, document: Path, model: Path) -> None:

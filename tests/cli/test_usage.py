@@ -157,7 +157,7 @@ def test_the_options_of_the_contract_are_there() -> None:
     }
     assert found["compress"] >= {
         "-o", "--model", "--budget", "--method", "--observe", "--system", "--window", "--pool", "--alpha", "--chunk",
-        "--dtype", "--device", "--revision", "--no-tokens", "--truncate", "--seed", "--force", "--dry-run", "--json",
+        "--dtype", "--device", "--revision", "--no-tokens", "--no-fidelity", "--truncate", "--seed", "--force", "--dry-run", "--json",
     }  # fmt: skip
     assert found["query"] >= {
         "-f", "--model", "--revision", "--dtype", "--device", "--allow-mismatch", "--max-new-tokens", "--temperature",

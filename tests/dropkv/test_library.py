@@ -107,8 +107,8 @@ def test_defaults_and_errors_are_those_of_the_commands(tmp_path):
 
     options, asked = defaults(compress), defaults(query)
     for field in dataclasses.fields(CompressSettings):
-        name = "no_tokens" if field.name == "keep_tokens" else field.name
-        assert options[name] == (not field.default if name == "no_tokens" else field.default), name
+        name = {"keep_tokens": "no_tokens", "fidelity": "no_fidelity"}.get(field.name, field.name)
+        assert options[name] == (not field.default if name.startswith("no_") else field.default), name
     own = dropkv.Sampling()
     assert all(asked[name] == getattr(own, name) for name in ("max_new_tokens", "temperature", "top_p", "seed"))
     with pytest.raises(DocumentError, match="note: is empty"):
