@@ -171,7 +171,13 @@ def test_specification_names_every_key():
         "blocks",
     ]
     keys += ["zstd", "stored", *SCALE_FIELDS]
-    records = (formats.Metadata, formats.Quantization, formats.ModelIdentity, formats.TokenizerIdentity, formats.DocumentInfo)
+    records = (
+        formats.Metadata,
+        formats.Quantization,
+        formats.ModelIdentity,
+        formats.TokenizerIdentity,
+        formats.DocumentInfo,
+    )
     for record in (*records, formats.BudgetInfo, formats.LayerInfo):
         keys += record.keys()
     assert [key for key in keys if f"`{key}`" not in text and f"`layers.i.{key}`" not in text] == []
