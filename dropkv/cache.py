@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dropkv.kernels.decode import attend_prefix_and_tail
 from dropkv.models import LayerGeometry
-from formats import LayerEntries
+from formats import LayerEntries, Quantization
+from formats.quantized import restore
 
 TAIL_STEP = 256  # the tail's buffers grow by at least so many tokens
 
@@ -17,13 +18,21 @@ TAIL_STEP = 256  # the tail's buffers grow by at least so many tokens
 class Prefix:
     """The compressed document: per layer the kept entries of all KV heads end to end. Never changed after it is made.
 
-    n: tokens of the original document; the first question token stands at position n.
+    n: tokens of the original document; the first question token stands at position n. quantization: how entries are to be restored, None
+    when they are there as they are; only then can a prefix be attended to.
     """
 
-    def __init__(self, layers: Sequence[LayerEntries], geometry: Sequence[LayerGeometry], n: int) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerEntries],
+        geometry: Sequence[LayerGeometry],
+        n: int,
+        quantization: Quantization | None = None,
+    ) -> None:
         self.layers = tuple(layers)
         self.geometry = tuple(geometry)
         self.n = n
+        self.quantization = quantization
         self.bounds = tuple(tuple(int(bound) for bound in layer.offsets.tolist()) for layer in layers)
 
     @property
@@ -32,9 +41,11 @@ class Prefix:
         return sum(bounds[-1] for bounds in self.bounds)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Prefix:
-        """The same prefix on a device, in the reader's compute dtype (widening is exact)."""
+        """The same prefix on a device, in the reader's compute dtype (widening is exact); quantised entries are restored there."""
 
-        def move(layer: LayerEntries) -> LayerEntries:
+        def move(layer: LayerEntries, shape: LayerGeometry) -> LayerEntries:
+            if self.quantization is not None:
+                return restore(layer, self.quantization, shape.d_k, shape.d_v, device, dtype)
             return LayerEntries(
                 keys=layer.keys.to(device, dtype),
                 values=layer.values.to(device, dtype),
@@ -44,7 +55,8 @@ class Prefix:
                 scores=layer.scores,
             )
 
-        return Prefix([move(layer) for layer in self.layers], self.geometry, self.n)
+        moved = [move(layer, shape) for layer, shape in zip(self.layers, self.geometry, strict=True)]
+        return Prefix(moved, self.geometry, self.n)
 
 
 class Tail:

@@ -16,12 +16,14 @@ from dropkv.generate import Session
 from dropkv.identity import describe
 from dropkv.memory import expected_peak, read_peak, start_peak
 from dropkv.methods import Method, Pool
-from dropkv.models import Model
+from dropkv.models import LayerGeometry, Model
 from dropkv.observers import Observation, observe
 from dropkv.prefill import SLICE, Prefilled, prefill
 from dropkv.prompts import Seam
 from dropkv.settings import CompressSettings
-from formats import BudgetInfo, DocumentInfo, LayerInfo, Metadata, write_file
+from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
+from formats.quantized import describe as describe_codes
+from formats.quantized import entry_bytes, quantize
 
 QUESTION_ROOM = 320  # positions left free behind a document: a question and an answer of the default length (an eighth of short contexts)
 ENTRY_OVERHEAD = 12  # bytes of position, admit and score beside an entry's key and value
@@ -55,7 +57,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a compression will take and give, before it is run (bytes; exact but for the header and peak_bytes)."""
+    """What a compression will take and give, before it is run.
+
+    Bytes are exact but for the header and peak_bytes, for what zstd saves, and for the last grids of quantised heads.
+    """
 
     document_tokens: int
     kept: int
@@ -92,18 +97,23 @@ class Compression:
         self._plan = plan
         self._prefilled = prefilled
 
+    @property
+    def layers(self) -> tuple[LayerEntries, ...]:
+        """The kept entries of every layer, as a file stores them: quantised ones are codes and grids."""
+        return self._prefilled.layers
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> int:
         """Write the .kv file; gives its size in bytes. Raises a formats.FormatError when it exists or cannot be written."""
         import torch
 
-        tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if self._plan.settings.keep_tokens else None
-        return write_file(path, self.metadata, self._prefilled.layers, tokens, overwrite=overwrite)
+        settings = self._plan.settings
+        tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if settings.keep_tokens else None
+        return write_file(path, self.metadata, self.layers, tokens, overwrite=overwrite, zstd=settings.zstd)
 
     def session(self) -> Session:
-        """Ask without saving: the same entries, in the same order, as a saved file has."""
-        return Session(
-            self.model, self._plan.seam, Prefix(self._prefilled.layers, self.model.geometry, self._plan.tokens)
-        )
+        """Ask without saving: the same entries, in the same order, as a saved file has; quantised ones restored as from the file."""
+        stored = Prefix(self.layers, self.model.geometry, self._plan.tokens, self.metadata.quantization)
+        return Session(self.model, self._plan.seam, stored.to(self.model.device, self.model.dtype))
 
 
 def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
@@ -171,7 +181,7 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
         row = (layer.d_k + layer.d_v) * size
         kept_entries += own * layer.kv_heads
         full_entries += n * layer.kv_heads
-        kept_bytes += own * layer.kv_heads * (row + ENTRY_OVERHEAD)
+        kept_bytes += round(own * layer.kv_heads * (_stored_row(layer, settings.kv_dtype, row) + ENTRY_OVERHEAD))
         full_bytes += n * layer.kv_heads * row
         widest = max(widest, n * layer.kv_heads * row)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
@@ -188,6 +198,11 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
         expected_peak(model.device, weights) + widest + kept_bytes + 4 * hidden + _slice_bytes(model),
         planned.truncated_from,
     )
+
+
+def _stored_row(layer: LayerGeometry, kv_dtype: str, plain: int) -> float:
+    """Bytes of one entry's key and value in the file; `plain` of them as they were computed."""
+    return plain if kv_dtype == "same" else entry_bytes(kv_dtype, layer.d_k, layer.d_v)
 
 
 def _slice_bytes(model: Model) -> int:
@@ -209,6 +224,10 @@ def compress_document(
     prefilled = prefill(
         model, planned.ids, planned.observation, planned.method, planned.kept, seed=settings.seed, progress=progress
     )
+    quantization = None
+    if settings.kv_dtype != "same":
+        quantization = describe_codes(settings.kv_dtype, [layer.offsets.tolist() for layer in prefilled.layers])
+        prefilled = replace(prefilled, layers=tuple(quantize(layer, quantization) for layer in prefilled.layers))
     size = model.dtype.itemsize
     report = Report(
         document_tokens=planned.tokens,
@@ -223,10 +242,12 @@ def compress_document(
         peak_memory_bytes=read_peak(model.device),
         document_tokens_before_truncation=planned.truncated_from,
     )
-    return Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled), report)
+    return Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled, quantization), report)
 
 
-def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefilled) -> Metadata:
+def _metadata(
+    model: Model, document: Document, planned: Plan, prefilled: Prefilled, quantization: Quantization | None
+) -> Metadata:
     method, settings = planned.method, planned.settings
     identity, tokenizer = describe(model, planned.seam)
     layers = tuple(
@@ -262,4 +283,5 @@ def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefil
         dtype=str(model.dtype).removeprefix("torch."),
         rope=dict(model.rope),
         fidelity=None,
+        quantization=quantization,
     )

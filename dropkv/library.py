@@ -129,14 +129,15 @@ class OpenedFile:
         seam = Seam.of(model.tokenizer, system=tokenizer.system, arguments=tokenizer.template_arguments, name=model.id)
         check(metadata, model, seam, allow_mismatch=allow_mismatch)
         shapes = [(g.kind, g.query_heads, g.kv_heads, g.d_k, g.d_v, g.window) for g in model.geometry]
-        stored = [(i.kind, i.query_heads, i.kv_heads, i.d_k, i.d_v, i.window) for i in metadata.layers]
-        if shapes != stored:
+        wanted = [(i.kind, i.query_heads, i.kv_heads, i.d_k, i.d_v, i.window) for i in metadata.layers]
+        if shapes != wanted:
             raise IdentityError(
                 f"{self.path}: its layers have other shapes than those of {model.id}: "
                 f"use the model it was made with, {metadata.model.id}"
             )
         started = time.perf_counter()
-        prefix = Prefix(self.contents.layers, model.geometry, metadata.document.tokens).to(model.device, model.dtype)
+        stored = Prefix(self.contents.layers, model.geometry, metadata.document.tokens, metadata.quantization)
+        prefix = stored.to(model.device, model.dtype)
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         return KVFile(Session(model, seam, prefix), metadata, self.seconds + time.perf_counter() - started)

@@ -11,7 +11,7 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import CompressSettings
-from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, given, json_option, seed
+from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, given, json_option, seed, zstd_level
 from dropkv_cli.output import compared, complain, json_line, say, size
 from dropkv_cli.progress import progress_bar, waiting
 from dropkv_cli.targets import Target, check_target, plan_targets
@@ -114,6 +114,22 @@ class Job:
     help="Document tokens that one replay repeats with --observe replay.",
 )
 @device_options
+@click.option(
+    "--kv-dtype",
+    default=DEFAULTS.kv_dtype,
+    show_default=True,
+    metavar="TYPE",
+    help="How entries are stored: same, as they were computed; int8, half of 16 bits and nearly as exact; int4, a third, which costs accuracy; "
+    "fp8, as large as int8 and less exact.",
+)
+@click.option(
+    "--zstd",
+    type=zstd_level,
+    default=None,
+    show_default="no compression",
+    metavar="LEVEL",
+    help="Compress the file without loss, 1 (fast) to 22 (small); 3 is a good start.",
+)
 @flag("--no-tokens", help="Leave the document's token ids out of the file.")
 @flag("--truncate", help="Cut a document that does not fit the model's context instead of refusing it.")
 @click.option(
@@ -327,4 +343,6 @@ def _about(model: Model, target: Target, job: Job) -> dict[str, Any]:
         "method": job.settings.method,
         "observer": job.settings.observe,
         "budget": job.settings.budget,
+        "kv_dtype": job.settings.kv_dtype,
+        "zstd": job.settings.zstd,
     }

@@ -1,4 +1,4 @@
-"""The KV file (.kv), version 1; FORMAT.md beside this file is its specification.
+"""The KV file (.kv), versions 1 and 2; FORMAT.md beside this file is its specification.
 
 Knows tensors and bytes, no model. Importing it, and reading a header, imports neither torch nor numpy.
 """
@@ -16,7 +16,15 @@ from formats.errors import (
 )
 from formats.header import FORMAT_VERSION, Header
 from formats.layout import TensorInfo
-from formats.metadata import BudgetInfo, DocumentInfo, LayerInfo, Metadata, ModelIdentity, TokenizerIdentity
+from formats.metadata import (
+    BudgetInfo,
+    DocumentInfo,
+    LayerInfo,
+    Metadata,
+    ModelIdentity,
+    Quantization,
+    TokenizerIdentity,
+)
 from formats.reader import Contents, read_file, read_header
 from formats.shrinking import ShrinkReport, shrink_file
 from formats.temporary import check_target
@@ -36,6 +44,7 @@ __all__ = [
     "Metadata",
     "ModelIdentity",
     "NotAKVFile",
+    "Quantization",
     "ShrinkReport",
     "TensorInfo",
     "TokenizerIdentity",

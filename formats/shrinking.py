@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from formats import header as headers
 from formats import layout
-from formats.entries import raw_bytes
+from formats.entries import STORED_FIELDS, IndexPart, raw_bytes
 from formats.errors import naming
 from formats.hashing import run_bytes, spans
 from formats.header import Header
@@ -19,6 +21,9 @@ from formats.reader import read_index
 from formats.smaller import Choose, Smaller, cut
 from formats.source import Source, open_source
 from formats.writer import store
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BATCH_BYTES = 16 << 20  # of the new file that are read, checked and written at once
 
@@ -42,7 +47,7 @@ class _Run:
 
     @property
     def size(self) -> int:
-        return sum(part.stop - part.start for part in self.parts)
+        return sum(part.size for part in self.parts)
 
 
 def shrink_file(
@@ -57,8 +62,9 @@ def shrink_file(
     """Write to `target` what the file at `path` keeps at the smaller budget that `choose` gives for its metadata.
 
     writer: program and version, for the new file. Both may be one file when `overwrite` is set: it stays as it is until
-    the new one is complete. Only the blocks that cover the kept entries are read and checked. Host memory: the index
-    tensors, BATCH_BYTES, and a few buffers of at most 4 MiB. Raises what read_header, write_file and `choose` raise.
+    the new one is complete. Only the blocks that cover the kept entries are read and checked. Quantised entries keep their
+    codes and grids, a compressed file its level. Host memory: the index tensors, BATCH_BYTES, and for each thread a few
+    buffers of at most 4 MiB. Raises what read_header, write_file and `choose` raise.
     """
     with naming(path), open_source(path) as source:
         old = headers.parse(source)
@@ -67,8 +73,17 @@ def shrink_file(
         metadata = replace(smaller.metadata, writer=writer)
         infos = layout.plan(metadata, smaller.index.tokens is not None)
         with naming(target):
-            runs = _runs(path, source, old, smaller, infos, threads)
-            size = store(target, metadata, infos, runs, overwrite=overwrite, block_bytes=old.block_bytes)
+            runs = partial(_runs, path, source, old, smaller, threads)
+            size = store(
+                target,
+                metadata,
+                infos,
+                runs,
+                overwrite=overwrite,
+                block_bytes=old.block_bytes,
+                zstd=old.zstd,
+                threads=threads,
+            )
         return ShrinkReport(metadata, size, old.metadata, old.file_bytes)
 
 
@@ -77,30 +92,35 @@ def _runs(
     source: Source,
     old: Header,
     smaller: Smaller,
-    infos: Sequence[TensorInfo],
     threads: int,
+    infos: Sequence[TensorInfo],
 ) -> Iterator[tuple[TensorInfo, memoryview]]:
-    """The bytes of the new file's tensors, in its order."""
+    """The bytes of some of the new file's tensors, in their order."""
+    entries: list[_Run] = []
     for info in infos:
-        if info.name == "tokens":
-            assert smaller.index.tokens is not None
-            yield info, raw_bytes(smaller.index.tokens)
+        if info.field in STORED_FIELDS:
+            entries += _entry_runs(old, smaller, info)
             continue
-        _, layer, field = info.name.split(".")
-        if field in smaller.index.layers[int(layer)]:
-            yield info, raw_bytes(smaller.index.layers[int(layer)][field])
-    entries = [run for info in infos for run in _entry_runs(old, smaller, info)]
+        data = raw_bytes(_indexed(smaller.index, info))
+        for start, stop in spans(0, len(data), run_bytes(old.block_bytes)):
+            yield info, data[start:stop]
     for batch in _batches(entries):
         with naming(path):  # the target's name stands around this, but it is the old file that would be damaged
             buffers = _read(source, old, batch, threads)
         yield from ((run.info, data) for run, data in zip(batch, buffers, strict=True))
 
 
+def _indexed(index: IndexPart, info: TensorInfo) -> Tensor:
+    """An index tensor, or the tokens."""
+    if info.name == "tokens":
+        assert index.tokens is not None
+        return index.tokens
+    return index.layers[int(info.name.split(".")[1])][info.field]
+
+
 def _entry_runs(old: Header, smaller: Smaller, info: TensorInfo) -> Iterator[_Run]:
-    """A tensor of keys or values of the new file in runs of at most 4 MiB; nothing for other tensors."""
-    if not info.name.endswith((".keys", ".values")):
-        return
-    parts = smaller.parts(int(info.name.split(".")[1]), old.tensors[info.name])
+    """A tensor of the new file in runs of at most 4 MiB."""
+    parts = smaller.parts(old.tensors[info.name])
     for start, stop in spans(0, info.size, run_bytes(old.block_bytes)):
         yield _Run(info, tuple(_within(parts, start, stop)))
 
@@ -109,10 +129,10 @@ def _within(parts: Sequence[Part], start: int, stop: int) -> Iterator[Part]:
     """Bytes [start, stop) of the parts laid end to end."""
     at = 0
     for part in parts:
-        low, high = max(start, at), min(stop, at + part.stop - part.start)
+        low, high = max(start, at), min(stop, at + part.size)
         if low < high:
             yield Part(part.info, part.start + low - at, part.start + high - at)
-        at += part.stop - part.start
+        at += part.size
 
 
 def _batches(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
@@ -132,7 +152,7 @@ def _read(source: Source, old: Header, batch: Sequence[_Run], threads: int) -> l
     wanted: list[tuple[Part, memoryview]] = []
     for run, rest in zip(batch, buffers, strict=True):
         for part in run.parts:
-            wanted.append((part, rest[: part.stop - part.start]))
-            rest = rest[part.stop - part.start :]
+            wanted.append((part, rest[: part.size]))
+            rest = rest[part.size :]
     read_parts(source, old, wanted, threads)
     return buffers
