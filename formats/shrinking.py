@@ -25,7 +25,7 @@ from formats.writer import store
 if TYPE_CHECKING:
     from torch import Tensor
 
-BATCH_BYTES = 16 << 20  # of the new file that are read, checked and written at once
+BATCH_BYTES = 8 << 20  # of the new file that are read, checked and written at once
 
 
 @dataclass(frozen=True)
