@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -14,13 +13,14 @@ from dropkv.compression import Compression, compress_document
 from dropkv.documents import Document
 from dropkv.errors import IdentityError, ModelError
 from dropkv.generate import Answer, Chat, Session, Stream
+from dropkv.hub.fetch import parts, whole
 from dropkv.identity import check
 from dropkv.models import Model, load_model
 from dropkv.prompts import Seam
 from dropkv.settings import CompressSettings, Sampling
 from dropkv.shrinking import chooser, shrink_prefix
-from formats import Contents, Header, Metadata, read_file
-from formats.errors import printable, show_path
+from formats import Contents, Header, Metadata, Place, read_file
+from formats.errors import printable, show_place
 
 
 def compress(
@@ -88,7 +88,7 @@ class KVFile:
 
 
 def load(
-    path: str | Path,
+    path: Place,
     *,
     model: str | Model | None = None,
     revision: str | None = None,
@@ -97,7 +97,7 @@ def load(
     allow_mismatch: bool = False,
     budget: float | int | None = None,
 ) -> KVFile:
-    """Open a .kv file for questions.
+    """Open a .kv file for questions; path: a file, or an address of the Hub (hf://...).
 
     budget: a smaller one than the file's own, as `shrink` would store it; only its entries are read, and what covers them checked.
     model: a loaded model, a name, or None for the one the file names. Every byte of the file is checked before the model is
@@ -114,7 +114,7 @@ def load(
 class OpenedFile:
     """A file read and checked, not yet met by a model; seconds: what that took."""
 
-    path: str | Path
+    path: Place
     contents: Contents
     seconds: float
 
@@ -143,14 +143,16 @@ class OpenedFile:
         return KVFile(Session(model, seam, prefix), metadata, self.seconds + time.perf_counter() - started)
 
 
-def open_file(path: str | Path, *, budget: float | int | None = None) -> OpenedFile:
-    """Read a .kv file whole and check every byte, or what a smaller budget keeps; no model is needed.
+def open_file(path: Place, *, budget: float | int | None = None) -> OpenedFile:
+    """Read a .kv file whole and check every byte, or what a smaller budget keeps, of a file of the Hub too; no model is needed.
 
-    Raises formats.FormatError; with a budget also what `shrinking.smaller_budget` raises.
+    Raises formats.FormatError, HubError for a file of the Hub; with a budget also what `shrinking.smaller_budget` raises.
     """
+    choose = None if budget is None else chooser(budget, show_place(path))
+    place = (whole if budget is None else parts)(path) if isinstance(path, str) else path
     started = time.perf_counter()
-    contents = read_file(path, choose=None if budget is None else chooser(budget, show_path(path)))
-    return OpenedFile(path, contents, time.perf_counter() - started)
+    contents = read_file(place, choose=choose)
+    return OpenedFile(place, contents, time.perf_counter() - started)
 
 
 def load_for(

@@ -11,7 +11,7 @@ from dropkv import __version__
 from dropkv_cli.endings import guarded
 from dropkv_cli.output import safe_streams
 
-VERBS = ("compress", "query", "info", "verify", "shrink", "models", "bench")
+VERBS = ("compress", "query", "info", "verify", "shrink", "models", "push", "pull", "bench")
 
 
 class Verbs(click.Group):

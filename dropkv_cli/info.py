@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from dropkv.hub.client import Hub
+from dropkv.hub.fetch import parts
 from dropkv_cli.options import json_option, refuse_pipe
-from dropkv_cli.output import compared, json_line, pairs, result, size
+from dropkv_cli.output import compared, json_line, pairs, result, say, size
 from formats import Header, LayerInfo, Metadata, read_header
 from formats.entries import ENTRY_FIELDS
 from formats.errors import printable
@@ -22,9 +24,9 @@ LONGEST = 100  # characters of one value; --json has all of it
 @click.argument("file", metavar="FILE")
 @json_option
 def command(file: str, as_json: bool) -> None:
-    """Show what a .kv file holds. Reads the header only: no model, no waiting."""
+    """Show what a .kv file holds. Reads the header only, also of a file on the Hub: no model, no waiting."""
     refuse_pipe(file)
-    header = read_header(file)
+    header = read_header(parts(file, Hub(note=say)))
     if as_json:
         json_line(
             {

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from dropkv.errors import QuestionError, UsageError
+from dropkv.hub.client import Hub
+from dropkv.hub.fetch import parts, whole
 from dropkv.settings import Sampling
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import device_options, flag, json_option, refuse_pipe
 from dropkv_cli.options import seed as seed_number
 from dropkv_cli.output import harmless, say, size
 from dropkv_cli.progress import waiting
-from formats import Header, read_header
+from formats import Header, Place, read_header
 from formats.errors import show_path
 
 if TYPE_CHECKING:
@@ -118,8 +120,9 @@ def command(
     _refuse_blank(asked)
     if not asked and not sys.stdin.isatty():
         raise UsageError("no question: give one in quotes after the file, or read them from standard input with -f -")
-    header = read_header(file)  # what is no KV file is refused before torch is imported
-    kv, model_seconds = _open(file, header, budget, model, revision, dtype, device, allow_mismatch)
+    place = (whole if budget is None else parts)(file, Hub(note=say))
+    header = read_header(place)  # what is no KV file is refused before torch is imported
+    kv, model_seconds = _open(place, header, budget, model, revision, dtype, device, allow_mismatch)
     if not as_json:
         _announce(file, header, kv, model_seconds)
 
@@ -161,7 +164,7 @@ def _refuse_blank(questions: list[str]) -> None:
 
 
 def _open(
-    file: str,
+    file: Place,
     header: Header,
     budget: float | int | None,
     model: str | None,

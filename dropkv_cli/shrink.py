@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dropkv.errors import DropkvError, UsageError
+from dropkv.hub.client import Hub
+from dropkv.hub.fetch import parts
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import flag, json_option, refuse_pipe
 from dropkv_cli.output import compared, complain, json_line, say, size
@@ -71,7 +73,7 @@ def _one(target: Target, budget: float | int, force: bool, as_json: bool) -> Non
     started = time.perf_counter()
     from dropkv.shrinking import shrink
 
-    report = shrink(target.document, budget, target.path, overwrite=force)
+    report = shrink(parts(target.document, Hub(note=say)), budget, target.path, overwrite=force)
     _print(target, report, time.perf_counter() - started, as_json)
 
 

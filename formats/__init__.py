@@ -26,7 +26,8 @@ from formats.metadata import (
     TokenizerIdentity,
 )
 from formats.reader import Contents, read_file, read_header
-from formats.shrinking import ShrinkReport, shrink_file
+from formats.shrinking import ShrinkReport, copy_without_tokens, shrink_file
+from formats.source import Place, Source, open_source
 from formats.temporary import check_target
 from formats.writer import write_file
 
@@ -44,8 +45,10 @@ __all__ = [
     "Metadata",
     "ModelIdentity",
     "NotAKVFile",
+    "Place",
     "Quantization",
     "ShrinkReport",
+    "Source",
     "TensorInfo",
     "TokenizerIdentity",
     "UnreadableFile",
@@ -53,6 +56,8 @@ __all__ = [
     "VerifyReport",
     "WriteFailed",
     "check_target",
+    "copy_without_tokens",
+    "open_source",
     "read_file",
     "read_header",
     "shrink_file",

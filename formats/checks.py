@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from formats.hashing import run_bytes, spans
 from formats.header import Header
 from formats.layout import TensorInfo
 from formats.reader import read_index
-from formats.source import Source, open_source
+from formats.source import Place, Source, open_source
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class VerifyReport:
     data_bytes: int
 
 
-def verify_file(path: str | os.PathLike[str], *, threads: int = 4) -> VerifyReport:
+def verify_file(path: Place, *, threads: int = 4) -> VerifyReport:
     """Check header, structure, every hash, index tensor, code and grid; a file that passes is one that read_file accepts.
 
     Raises what read_file raises. Memory: the index tensors and `threads` buffers of at most 4 MiB.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from formats.header import Header
 from formats.layout import TensorInfo
 from formats.partial import Part, read_parts
 from formats.smaller import Choose, Smaller, cut
-from formats.source import Source, open_source
+from formats.source import Place, Source, open_source
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +31,7 @@ class Contents:
     tokens: Tensor | None
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
+def read_header(path: Place) -> Header:
     """Read and check the header alone: metadata, shapes, hashes, file size. Imports neither torch nor numpy.
 
     Raises UnreadableFile, NotAKVFile, UnsupportedVersion or CorruptFile.
@@ -41,7 +40,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         return headers.parse(source)
 
 
-def read_file(path: str | os.PathLike[str], *, choose: Choose | None = None, threads: int = 4) -> Contents:
+def read_file(path: Place, *, choose: Choose | None = None, threads: int | None = None) -> Contents:
     """Read everything into freshly allocated tensors; the bytes hashed are the bytes handed out.
 
     choose: gives a smaller budget than the file's own, whose entries alone are read, with the blocks that cover them alone
@@ -52,7 +51,7 @@ def read_file(path: str | os.PathLike[str], *, choose: Choose | None = None, thr
         header = headers.parse(source)
         budget = header.metadata.budget if choose is None else choose(header.metadata)
         smaller = cut(header.metadata, read_index(source, header, threads), budget)
-        layers = _entries(source, header, smaller, threads)
+        layers = _entries(source, header, smaller, threads or source.threads)
         return Contents(replace(header, metadata=smaller.metadata), layers, smaller.index.tokens)
 
 
@@ -71,10 +70,13 @@ def _entries(source: Source, header: Header, smaller: Smaller, threads: int) -> 
     return tuple(LayerEntries(**layer) for layer in fields)
 
 
-def read_index(source: Source, header: Header, threads: int = 4) -> IndexPart:
+def read_index(source: Source, header: Header, threads: int | None = None) -> IndexPart:
     """Read and check which entries there are, from which positions and budgets on: all but keys, values and their grids."""
     infos = [info for info in header.tensors.values() if info.field not in STORED_FIELDS]
-    named = {info.name: tensor for info, tensor in zip(infos, _read(source, header, infos, threads), strict=True)}
+    named = {
+        info.name: tensor
+        for info, tensor in zip(infos, _read(source, header, infos, threads or source.threads), strict=True)
+    }
     metadata = header.metadata
     tokens = named.get("tokens")
     if tokens is not None:

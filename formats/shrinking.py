@@ -1,4 +1,4 @@
-"""A smaller file from a file: the entries of a smaller budget are copied run by run; no model and no document is needed."""
+"""A file from a part of a file, copied run by run: a smaller budget, or all but the token ids. No model, no document is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from formats.metadata import Metadata
 from formats.partial import Part, read_parts
 from formats.reader import read_index
 from formats.smaller import Choose, Smaller, cut
-from formats.source import Source, open_source
+from formats.source import Place, Source, open_source
 from formats.writer import store
 
 if TYPE_CHECKING:
@@ -51,44 +51,69 @@ class _Run:
 
 
 def shrink_file(
-    path: str | os.PathLike[str],
+    place: Place,
     target: str | os.PathLike[str],
     choose: Choose,
     *,
     writer: str,
     overwrite: bool = False,
-    threads: int = 4,
+    threads: int | None = None,
 ) -> ShrinkReport:
-    """Write to `target` what the file at `path` keeps at the smaller budget that `choose` gives for its metadata.
+    """Write to `target` what the file at `place` keeps at the smaller budget that `choose` gives for its metadata.
 
     writer: program and version, for the new file. Both may be one file when `overwrite` is set: it stays as it is until
     the new one is complete. Only the blocks that cover the kept entries are read and checked. Quantised entries keep their
     codes and grids, a compressed file its level. Host memory: the index tensors, BATCH_BYTES, and for each thread a few
     buffers of at most 4 MiB. Raises what read_header, write_file and `choose` raise.
     """
-    with naming(path), open_source(path) as source:
+    with naming(place), open_source(place) as source:
         old = headers.parse(source)
         budget = choose(old.metadata)
         smaller = cut(old.metadata, read_index(source, old, threads), budget)
-        metadata = replace(smaller.metadata, writer=writer)
-        infos = layout.plan(metadata, smaller.index.tokens is not None)
-        with naming(target):
-            runs = partial(_runs, path, source, old, smaller, threads)
-            size = store(
-                target,
-                metadata,
-                infos,
-                runs,
-                overwrite=overwrite,
-                block_bytes=old.block_bytes,
-                zstd=old.zstd,
-                threads=threads,
-            )
-        return ShrinkReport(metadata, size, old.metadata, old.file_bytes)
+        smaller = replace(smaller, metadata=replace(smaller.metadata, writer=writer))
+        size = copy_part(place, source, old, smaller, target, overwrite=overwrite, threads=threads or source.threads)
+        return ShrinkReport(smaller.metadata, size, old.metadata, old.file_bytes)
+
+
+def copy_without_tokens(place: Place, target: str | os.PathLike[str], *, overwrite: bool = False) -> int:
+    """Write the file to `target` without its tensor of token ids, and return the size of the copy in bytes.
+
+    Every byte is checked on its way. A file that holds no token ids gives the same bytes again. Memory as in shrink_file.
+    Raises what read_file raises, ExistingFile or WriteFailed.
+    """
+    with naming(place), open_source(place) as source:
+        old = headers.parse(source)
+        whole = cut(old.metadata, read_index(source, old), old.metadata.budget)
+        bare = replace(whole, index=replace(whole.index, tokens=None))
+        return copy_part(place, source, old, bare, target, overwrite=overwrite, threads=source.threads)
+
+
+def copy_part(
+    place: Place,
+    source: Source,
+    old: Header,
+    part: Smaller,
+    target: str | os.PathLike[str],
+    *,
+    overwrite: bool,
+    threads: int,
+) -> int:
+    """Write a part of a file, with the metadata and the index that it says, and return the new file's size in bytes."""
+    infos = layout.plan(part.metadata, part.index.tokens is not None)
+    with naming(target):
+        return store(
+            target,
+            part.metadata,
+            infos,
+            partial(_runs, place, source, old, part, threads),
+            overwrite=overwrite,
+            block_bytes=old.block_bytes,
+            zstd=old.zstd,
+        )
 
 
 def _runs(
-    path: str | os.PathLike[str],
+    place: Place,
     source: Source,
     old: Header,
     smaller: Smaller,
@@ -105,7 +130,7 @@ def _runs(
         for start, stop in spans(0, len(data), run_bytes(old.block_bytes)):
             yield info, data[start:stop]
     for batch in _batches(entries):
-        with naming(path):  # the target's name stands around this, but it is the old file that would be damaged
+        with naming(place):  # the target's name stands around this, but it is the old file that would be damaged
             buffers = _read(source, old, batch, threads)
         yield from ((run.info, data) for run, data in zip(batch, buffers, strict=True))
 

@@ -100,7 +100,7 @@ def store(
             )
         if begin > len(front):
             _move_down(fd, begin, len(front), placed[-1].stop)
-        _write(fd, memoryview(front), at=0)
+        write_all(fd, memoryview(front), at=0)
     return size
 
 
@@ -127,7 +127,7 @@ class _Work:
         for info, data in runs(infos):
             pending.append((info, self.pool.submit(_hash_run, info, done[info.name], data, self.block_bytes)))
             done[info.name] += len(data)
-            _write(self.fd, data)
+            write_all(self.fd, data)
             settle(self.ahead)
         settle(0)
         assert all(done[info.name] == info.size for info in infos)
@@ -154,7 +154,7 @@ class _Work:
                     os.lseek(self.fd, start, os.SEEK_SET)
                     os.ftruncate(self.fd, start)
                     return self.raw([info], runs)[0]
-                _write(self.fd, memoryview(frame.data))
+                write_all(self.fd, memoryview(frame.data))
                 frames.append(replace(frame, data=b""))
         if not frames:
             return info
@@ -213,7 +213,7 @@ def _move_down(fd: int, source: int, target: int, length: int) -> None:
     step = 4 << 20
     for start in range(0, length, step):
         data = os.pread(fd, min(step, length - start), source + start)
-        _write(fd, memoryview(data), at=target + start)
+        write_all(fd, memoryview(data), at=target + start)
     os.ftruncate(fd, target + length)
 
 
@@ -275,7 +275,7 @@ def _runs(
             yield info, data[start:stop]
 
 
-def _write(fd: int, data: memoryview, at: int | None = None) -> None:
+def write_all(fd: int, data: memoryview, at: int | None = None) -> None:
     """Write all of the data, at the descriptor's position or at byte `at`."""
     if at is not None:
         os.lseek(fd, at, os.SEEK_SET)

@@ -40,7 +40,7 @@ class Counting:
     """A source that remembers which bytes were asked for, as another kind of source would be: by its own gap and longest read."""
 
     def __init__(self, inner, gap=0, longest=4 << 20):
-        self.inner, self.size, self.gap, self.longest = inner, inner.size, gap, longest
+        self.inner, self.size, self.gap, self.longest, self.threads = inner, inner.size, gap, longest, 4
         self.reads = []
         self.lock = threading.Lock()
 
