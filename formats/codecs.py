@@ -6,15 +6,7 @@ announces another one, a wide window, a dictionary or a second frame is refused 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from formats.errors import CorruptFile
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[numpy.uint8]
 
 LEVELS = (1, 22)  # of zstd; those below 1 save too little to matter here
 SAVING = 64  # a tensor is compressed when that saves at least one 64th of it
@@ -64,8 +56,12 @@ def decode(frame: memoryview, size: int, item: int) -> memoryview:
         raise CorruptFile(f"is not a zstd frame of {size} bytes as this format has them")
     if item == 1:
         return memoryview(sorted_bytes)
-    planes: Bytes = numpy.frombuffer(sorted_bytes, numpy.uint8).reshape(item, -1)
-    return numpy.ascontiguousarray(planes.T).reshape(-1).data
+    planes = numpy.frombuffer(sorted_bytes, numpy.uint8).reshape(item, -1)
+    elements = planes[-1].astype(f"<u{item}")
+    for plane in planes[-2::-1]:
+        elements <<= 8
+        elements |= plane
+    return elements.view(numpy.uint8).data
 
 
 def _by_place(raw: memoryview, item: int) -> memoryview:
@@ -74,5 +70,8 @@ def _by_place(raw: memoryview, item: int) -> memoryview:
 
     if item == 1:
         return raw
-    elements: Bytes = numpy.frombuffer(raw, numpy.uint8).reshape(-1, item)
-    return numpy.ascontiguousarray(elements.T).reshape(-1).data
+    elements = numpy.frombuffer(raw, f"<u{item}")
+    planes = numpy.empty((item, elements.size), numpy.uint8)
+    for place, plane in enumerate(planes):
+        numpy.right_shift(elements, 8 * place, out=plane, casting="unsafe")  # unsafe: the lowest byte is what is wanted
+    return planes.reshape(-1).data
