@@ -215,3 +215,18 @@ def test_nothing_of_the_hub_is_imported_for_files_of_this_machine(kv: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert "--license" in done.stdout
+
+
+def test_query_and_shrink_with_a_budget_fetch_what_it_needs(
+    server: HubServer, run: Run, kv: Path, model: Path, tmp_path: Path
+) -> None:
+    server.add("ns/books", {"harbour.kv": kv.read_bytes()})
+    common = ("What is the code?", "--model", model, "--max-new-tokens", "6", "--budget", "40", "--json")
+    [found], [wanted] = run("query", ADDRESS, *common).records, run("query", kv, *common).records
+    assert {**found, "seconds": 0} == {**wanted, "seconds": 0} and found["prefix_entries"] == 40
+    assert not (tmp_path / "hf" / "hub").exists()
+    for file, name in ((ADDRESS, "remote.kv"), (kv, "local.kv")):
+        assert run("shrink", file, "-o", tmp_path / name, "--budget", "40").code == 0
+    assert (tmp_path / "remote.kv").read_bytes() == (tmp_path / "local.kv").read_bytes()
+    refused = run("shrink", ADDRESS, "-o", tmp_path / "none.kv", "--budget", "3")
+    assert refused.code == 2 and refused.err.startswith(f"dropkv: {ADDRESS}: budget 3 of ")

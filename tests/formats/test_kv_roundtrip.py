@@ -187,7 +187,8 @@ class CountingSource:
     """Remembers which bytes were asked for."""
 
     def __init__(self, inner: FileSource) -> None:
-        self.inner, self.size, self.gap, self.longest = inner, inner.size, inner.gap, inner.longest
+        self.inner, self.size = inner, inner.size
+        self.gap, self.longest, self.threads = inner.gap, inner.longest, inner.threads
         self.reads: list[tuple[int, int]] = []
 
     def read_into(self, offset: int, out: memoryview) -> None:
