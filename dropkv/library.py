@@ -22,6 +22,7 @@ from dropkv.identity import check
 from dropkv.models import Model, load_model
 from dropkv.prompts import Seam
 from dropkv.settings import CompressOptions, CompressSettings, Sampling
+from dropkv.shrinking import chooser, shrink_prefix
 from formats import Contents, Header, Metadata, read_file
 from formats.errors import printable, show_path
 
@@ -82,6 +83,16 @@ class KVFile:
         """The answer as an iterator of pieces of text, as they are generated; its `.answer` is set at the end. Raises QuestionError."""
         return self.session.stream(question, sampling)
 
+    def shrink(self, budget: float | int) -> KVFile:
+        """The same file at a smaller budget, in memory, as `load` with that budget would give it; the model is shared.
+
+        Raises what `shrinking.smaller_budget` raises.
+        """
+        metadata, session = self.metadata, self.session
+        chosen = chooser(budget, printable(metadata.document.name))(metadata)
+        prefix, smaller = shrink_prefix(session.prefix, metadata, chosen)
+        return KVFile(Session(session.model, session.seam, prefix), smaller, self.seconds_load)
+
     def chat(self) -> Chat:
         """A conversation that remembers its turns."""
         return self.session.chat()
@@ -139,14 +150,16 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     allow_mismatch: bool = False,
+    budget: float | int | None = None,
 ) -> KVFile:
     """Open a .kv file for questions, as `dropkv query` does.
 
+    budget: a smaller one than the file's own, as `shrink` would store it; only its entries are read, and what covers them checked.
     model: a loaded model, a name, or None for the one the file names. Every byte of the file is checked before the model is
     loaded. Raises FormatError for a file that fails its checks, IdentityError for another model's file (unless
     allow_mismatch), ModelError.
     """
-    opened = open_file(path)
+    opened = open_file(path, budget=budget)
     if not isinstance(model, Model):
         model = load_for(opened.header, model, revision=revision, dtype=dtype, device=device)
     return opened.with_model(model, allow_mismatch=allow_mismatch)
@@ -185,10 +198,13 @@ class OpenedFile:
         return KVFile(Session(model, seam, prefix), metadata, self.seconds + time.perf_counter() - started)
 
 
-def open_file(path: str | Path) -> OpenedFile:
-    """Read a .kv file whole and check every byte; no model is needed. Raises formats.FormatError."""
+def open_file(path: str | Path, *, budget: float | int | None = None) -> OpenedFile:
+    """Read a .kv file whole and check every byte, or what a smaller budget keeps; no model is needed.
+
+    Raises formats.FormatError; with a budget also what `shrinking.smaller_budget` raises.
+    """
     started = time.perf_counter()
-    contents = read_file(path)
+    contents = read_file(path, choose=None if budget is None else chooser(budget, show_path(path)))
     return OpenedFile(path, contents, time.perf_counter() - started)
 
 

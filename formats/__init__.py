@@ -26,6 +26,7 @@ from formats.metadata import (
     TokenizerIdentity,
 )
 from formats.reader import Contents, read_file, read_header
+from formats.shrinking import ShrinkReport, shrink_file
 from formats.temporary import check_target
 from formats.writer import write_file
 
@@ -44,6 +45,7 @@ __all__ = [
     "ModelIdentity",
     "NotAKVFile",
     "Quantization",
+    "ShrinkReport",
     "TensorInfo",
     "TokenizerIdentity",
     "UnreadableFile",
@@ -53,6 +55,7 @@ __all__ = [
     "check_target",
     "read_file",
     "read_header",
+    "shrink_file",
     "verify_file",
     "write_file",
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from formats import codecs, semantics
 from formats.errors import CorruptFile
@@ -95,17 +94,6 @@ def _read_part(source: Source, header: Header, info: TensorInfo, low: int, high:
     block = memoryview(bytearray(min(header.block_bytes, info.size - begin)))
     read_blocks(source, header, info, begin, block)
     out[:] = block[low - begin : high - begin]
-
-
-def read_tensors(source: Source, header: Header, jobs: Iterable[tuple[TensorInfo, memoryview]], threads: int) -> None:
-    """Fill each memoryview with its whole tensor; reading and hashing of different runs go on side by side."""
-    step = run_bytes(header.block_bytes)
-    tasks = (
-        partial(read_blocks, source, header, info, low, out[low:high])
-        for info, out in jobs
-        for low, high in spans(0, info.size, step)
-    )
-    run_all(tasks, threads)
 
 
 def run_all(tasks: Iterable[Callable[[], None]], threads: int) -> None:
