@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCALE_FIELDS = ("key_scales", "key_zeros", "value_scales", "value_zeros")
+GROUP_FIELDS = ("key_scales", "key_zeros")  # a row for each group of entries, not for each entry
 
 # Bit patterns of bfloat16. Between these bounds zero + scale * code is finite in float32, and no part of it subnormal.
 SMALLEST_SCALE = 0x0080  # 2**-126, the smallest normal number

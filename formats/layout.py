@@ -57,6 +57,11 @@ class TensorInfo:
         """The last part of the name: "keys", "positions", "tokens", ..."""
         return self.name.rpartition(".")[2]
 
+    @property
+    def layer(self) -> int:
+        """The layer it belongs to; not for "tokens"."""
+        return int(self.name.split(".")[1])
+
     @cached_property
     def places(self) -> tuple[int, ...]:
         """With the codec "zstd": where each block starts, in bytes from `start`, and where the last one ends."""

@@ -99,7 +99,7 @@ def _read(source: Source, header: Header, infos: list[TensorInfo], threads: int)
 
 
 def _allocate(infos: list[TensorInfo]) -> list[Tensor]:
-    # The header has been checked against the file's size, so this allocates no more than the file holds.
+    # The header has been checked against the file's size, so this allocates a bounded multiple of it.
     try:
         return [allocate(info) for info in infos]
     except RuntimeError as error:

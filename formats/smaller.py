@@ -11,9 +11,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from formats.entries import INDEX_FIELDS, IndexPart
+from formats.grids import GROUP_FIELDS
 from formats.layout import TensorInfo
 from formats.metadata import BudgetInfo, LayerInfo, Metadata
 from formats.partial import Part
+from formats.quantized import group_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

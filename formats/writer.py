@@ -23,7 +23,7 @@ from formats.temporary import replacing
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Gives the bytes of some tensors as runs, in their order: whole blocks each, but for the last of a tensor, and at most 4 MiB.
+# Gives the bytes of some tensors as runs, in their order: whole blocks each, but for the last of a tensor, of about 4 MiB.
 Runs = Callable[[Sequence[TensorInfo]], Iterable[tuple[TensorInfo, memoryview]]]
 
 
@@ -83,7 +83,6 @@ def store(
     threads = max(1, threads)
     with (
         replacing(path, overwrite=overwrite) as fd,
-        storable(),
         ThreadPoolExecutor(threads, thread_name_prefix="dropkv-write") as pool,
     ):
         work = _Work(fd, pool, threads, block_bytes)
@@ -178,12 +177,14 @@ class _Frame:
 
 
 def _hash_run(info: TensorInfo, start: int, data: memoryview, block_bytes: int) -> list[str]:
-    semantics.check_codes(info, start, data)
+    with storable():
+        semantics.check_codes(info, start, data)
     return [digest(data[low:high]) for low, high in spans(0, len(data), block_bytes)]
 
 
 def _compress_run(info: TensorInfo, start: int, data: memoryview, block_bytes: int, level: int) -> list[_Frame]:
-    semantics.check_codes(info, start, data)
+    with storable():
+        semantics.check_codes(info, start, data)
     frames = []
     for low, high in spans(0, len(data), block_bytes):
         frame = codecs.encode(data[low:high], ITEM_BYTES[info.dtype], level)
