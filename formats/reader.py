@@ -61,7 +61,7 @@ def _entries(source: Source, header: Header, smaller: Smaller, threads: int) -> 
     fields: list[dict[str, Tensor]] = [dict(part) for part in smaller.index.layers]
     wanted: list[tuple[Part, memoryview]] = []
     for info, tensor in zip(infos, _allocate(infos), strict=True):
-        fields[int(info.name.split(".")[1])][info.field] = tensor
+        fields[info.layer][info.field] = tensor
         out = raw_bytes(tensor)
         for part in smaller.parts(header.tensors[info.name]):
             wanted.append((part, out[: part.size]))

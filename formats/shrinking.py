@@ -109,6 +109,7 @@ def copy_part(
             overwrite=overwrite,
             block_bytes=old.block_bytes,
             zstd=old.zstd,
+            threads=threads,
         )
 
 
@@ -140,7 +141,7 @@ def _indexed(index: IndexPart, info: TensorInfo) -> Tensor:
     if info.name == "tokens":
         assert index.tokens is not None
         return index.tokens
-    return index.layers[int(info.name.split(".")[1])][info.field]
+    return index.layers[info.layer][info.field]
 
 
 def _entry_runs(old: Header, smaller: Smaller, info: TensorInfo) -> Iterator[_Run]:

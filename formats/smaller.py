@@ -20,8 +20,6 @@ from formats.quantized import group_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-GROUP_FIELDS = ("key_scales", "key_zeros")
-
 Rows = tuple[tuple[int, int], ...]
 
 # Decides about a smaller budget once the metadata is known; raises what its caller wants to see.
@@ -43,8 +41,7 @@ class Smaller:
 
     def parts(self, info: TensorInfo) -> list[Part]:
         """Where what is kept lies in a tensor of the file that has a row for each entry, or group: one part for every head."""
-        layer = int(info.name.split(".")[1])
-        rows = (self.groups if info.field in GROUP_FIELDS else self.rows)[layer]
+        rows = (self.groups if info.field in GROUP_FIELDS else self.rows)[info.layer]
         width = info.size // info.shape[0] if info.shape[0] else 0
         return [Part(info, start * width, stop * width) for start, stop in rows]
 
@@ -93,11 +90,8 @@ def _rows(layer: LayerInfo, part: Mapping[str, Tensor], kept: int, *, whole: boo
 
 def _groups(offsets: list[int], rows: Rows, group: int) -> Rows:
     """Rows of the grids of keys: they start anew at every head, so that a head's first entries have its first groups."""
-    groups, at = [], 0
-    for (start, stop), (_, kept) in zip(pairwise(offsets), rows, strict=True):
-        groups.append((at, at + -(-(kept - start) // group)))
-        at += -(-(stop - start) // group)
-    return tuple(groups)
+    whole = group_rows(offsets, group)
+    return tuple((at, at - (start - stop) // group) for (at, _), (start, stop) in zip(whole, rows, strict=True))
 
 
 def _cut_index(part: Mapping[str, Tensor], heads: Rows) -> dict[str, Tensor]:
