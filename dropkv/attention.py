@@ -19,6 +19,7 @@ from dropkv.errors import ModelError
 
 NAME = "dropkv"
 RUN = "dropkv_run"
+LOSES_ARGUMENTS = ("stablelm", "nemotron")  # families whose layers do not pass extra arguments on to their attention
 OUTPUT_NAMES = ("o_proj", "out_proj", "dense", "wo", "c_proj")
 
 # What layers hand to their attention function without changing its mathematics, given that runs place every token themselves.
@@ -236,13 +237,35 @@ def sliced_layers(
         setattr(owner, name, layers)
 
 
+@contextmanager
+def carried(network: nn.Module, run: Run) -> Iterator[None]:
+    """For the length of the block a run reaches every attention module, also those whose layers drop extra arguments."""
+    config: Any = network.config
+    handles = []
+    if config.model_type in LOSES_ARGUMENTS:
+
+        def hand(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, {**kwargs, RUN: run}
+
+        modules = decoder_of(network).modules()
+        attentions = [module for module in modules if hasattr(module, "layer_idx") and hasattr(module, "o_proj")]
+        handles = [module.register_forward_pre_hook(hand, with_kwargs=True) for module in attentions]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def run_decoder(network: nn.Module, ids: Tensor, positions: Tensor, run: Run) -> None:
     """One forward call of the decoder stack, no logits: ids and positions int64 [batch, tokens]."""
-    decoder_of(network)(input_ids=ids, position_ids=positions, use_cache=False, **{RUN: run})
+    with carried(network, run):
+        decoder_of(network)(input_ids=ids, position_ids=positions, use_cache=False, **{RUN: run})
 
 
 def run_logits(network: nn.Module, ids: Tensor, positions: Tensor, run: Run, *, keep: int = 1) -> Tensor:
     """Logits float32 [batch, keep, vocabulary] of the last `keep` tokens (0: all) for ids and positions int64 [batch, tokens]."""
-    out = network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, **{RUN: run})
+    with carried(network, run):
+        out = network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, **{RUN: run})
     logits: Tensor = out.logits
     return logits.float() if logits.dtype != torch.float64 else logits
