@@ -147,8 +147,8 @@ def output_projection(network: nn.Module, layer: int, width: int) -> Tensor:
     )
 
 
-def rotation(network: nn.Module, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, float32 [tokens, r], by which a layer's queries at `positions` int64 [tokens] are rotated.
+def rotation(network: nn.Module, layer: int, positions: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """cos and sin, float32 [positions, r], by which a layer's queries at `positions` int64 are rotated in a text of `tokens` tokens.
 
     Raises ModelError when the network does not keep its rotary embeddings where families do.
     """
@@ -162,8 +162,10 @@ def rotation(network: nn.Module, layer: int, positions: Tensor) -> tuple[Tensor,
     given: dict[str, Any] = {}
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         given["layer_type"] = config.layer_types[layer]
-    cos, sin = rotary(like, positions.unsqueeze(0), **given)
-    return cos[0].float(), sin[0].float()
+    # The largest position of a call picks the frequencies of some models (see rope.py), so the text's last one goes along.
+    line = torch.cat([positions, positions.new_tensor([tokens - 1])])
+    cos, sin = rotary(like, line.unsqueeze(0), **given)
+    return cos[0, :-1].float(), sin[0, :-1].float()
 
 
 class SlicedLayer(nn.Module):

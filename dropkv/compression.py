@@ -121,8 +121,7 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
     ids = head + body
     whole = len(ids)
     observation = observe(settings, seam, ids, len(head))
-    limit = model.max_positions - max(min(QUESTION_ROOM, model.max_positions // 8), observation.longest_probe)
-    if len(ids) > limit:
+    while len(ids) > (limit := _room(model, len(ids), observation)):
         if not settings.truncate or limit <= len(head):
             raise DocumentError(_too_long(document, len(ids), limit, model, settings))
         ids = ids[:limit]
@@ -137,13 +136,24 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
     return Plan(seam, tuple(ids), len(head), observation, method, kept, settings, whole)
 
 
+def _room(model: Model, tokens: int, observation: Observation) -> int:
+    """Tokens that a document of this length may have, so that replays or a question fit behind it into its RoPE regime."""
+    up_to = model.regime(tokens).up_to
+    return up_to - max(min(QUESTION_ROOM, up_to // 8), observation.longest_probe)
+
+
 def _too_long(document: Document, tokens: int, limit: int, model: Model, settings: CompressSettings) -> str:
-    place = f"{document.name}: {tokens} tokens, {model.id} has {model.max_positions} positions"
+    up_to = model.regime(tokens).up_to
+    place, longer = f"{document.name}: {tokens} tokens, {model.id} has {up_to} positions", ""
+    if up_to < model.max_positions:
+        place = f"{document.name}: {tokens} tokens, and the RoPE of {model.id} changes behind {up_to}"
+        longer = f" (documents of more than {up_to} fit as well)"
+    taken = up_to - limit
     if settings.observe == "replay":
-        return f"{place} and replay takes {model.max_positions - limit} of them: at most {limit} fit, use --truncate, a smaller --chunk, or split it"
+        return f"{place} and replay takes {taken} of them: at most {limit} fit{longer}, use --truncate, a smaller --chunk, or split it"
     if settings.observe != "tail":
-        return f"{place} and the longest question takes {model.max_positions - limit} of them: at most {limit} fit, use --truncate or split it"
-    return f"{place}: at most {limit} fit with room for a question, use --truncate or split it"
+        return f"{place} and the longest question takes {taken} of them: at most {limit} fit{longer}, use --truncate or split it"
+    return f"{place}: at most {limit} fit with room for a question{longer}, use --truncate or split it"
 
 
 def resolve_method(settings: CompressSettings, head_tokens: int) -> Method:
@@ -260,6 +270,6 @@ def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefil
         ),
         layers=layers,
         dtype=str(model.dtype).removeprefix("torch."),
-        rope=dict(model.rope),
+        rope=model.regime(planned.tokens).described(model.rope),
         fidelity=None,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dropkv.checkpoints import BUNDLED, CatalogueRow, Checkpoint, Source, catalogue, find_checkpoint
 from dropkv.errors import ModelError, UsageError
+from dropkv.rope import BY_LENGTH, FIXED, Regime, regime_of, rope_of, rope_types
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["CatalogueRow", "LayerGeometry", "Model", "catalogue", "load_model", "refuse_unsupported", "wrap_model"]
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # their frequencies do not depend on how long the text is
 NO_ROPE = "some of its layers have no rotary position embeddings"
 REFUSED = {  # families whose config alone does not tell; loading catches others by a test run
     "gpt_oss": "its attention has sinks",
@@ -65,6 +65,10 @@ class Model:
     stop_ids: frozenset[int]
     rope: dict[str, Any]
     weights: tuple[Path, ...] = field(default=(), repr=False)
+
+    def regime(self, tokens: int) -> Regime:
+        """The RoPE regime of a document of so many tokens: its questions and answers must not leave it."""
+        return regime_of(self.rope, self.max_positions, tokens)
 
 
 def load_model(name: str = BUNDLED, *, revision: str | None = None, dtype: str = "auto", device: str = "auto") -> Model:
@@ -122,12 +126,6 @@ def geometry_of(config: Any) -> tuple[LayerGeometry, ...]:
     return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
 
 
-def rope_of(config: Any) -> dict[str, Any]:
-    """The rotary regime as JSON values."""
-    copy: dict[str, Any] = _json_safe(getattr(config, "rope_parameters", None) or {})
-    return copy
-
-
 def _reason_to_refuse(config: Any, family: str) -> str:
     def has(name: str) -> Any:
         return getattr(config, name, None)
@@ -151,29 +149,10 @@ def _reason_to_refuse(config: Any, family: str) -> str:
         return "its layers share keys and values or differ in head size"
     if has("use_bidirectional_attention"):
         return "its attention looks ahead"
-    for regime in _rope_types(has("rope_parameters")):
-        if regime in ("longrope", "dynamic"):
-            return (
-                f"its RoPE ({regime}) picks frequencies by the length of the text, so keys would "
-                f"change with the question"
-            )
-        if regime not in ROPE_TYPES:
-            return f"its RoPE is of the unknown type {regime}"
+    for kind in rope_types(has("rope_parameters")):
+        if kind not in (*FIXED, *BY_LENGTH):
+            return f"its RoPE is of the unknown type {kind}"
     return ""
-
-
-def _rope_types(rope: dict[str, Any]) -> list[str]:
-    """The regime, or one per kind of layer (Gemma-3)."""
-    nested = [part for part in rope.values() if isinstance(part, dict)]
-    return sorted({str(part.get("rope_type", "default")) for part in nested or [rope]})
-
-
-def _json_safe(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_safe(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _finish(network: Any, tokenizer: Any, checkpoint: Checkpoint) -> Model:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dropkv.attention import LayerDone, output_projection, rotation, run_decoder, sliced_layers
-from dropkv.errors import ModelError
+from dropkv.errors import DocumentError, ModelError
 from dropkv.keeper import Keeper
 from dropkv.kernels.causal import causal_attention
 from dropkv.kernels.probe import probe_attention
@@ -115,16 +115,22 @@ def read(
 ) -> Seconds:
     """Run the model over `document` (ids, template head included) and its probes once; every layer goes to `reader` with its scores.
 
-    Probes are placed at position n, so n + observation.longest_probe must not exceed the model's positions (the caller checks).
-    Raises ModelError when a layer of the network bypasses the seam, or when keys, values or scores are not finite.
+    Probes are placed at position n. Raises DocumentError when n + observation.longest_probe leaves the document's RoPE regime, ModelError
+    when a layer of the network bypasses the seam, or when keys, values or scores are not finite.
     """
     n = len(document)
+    regime = model.regime(n)
+    if n + observation.longest_probe > regime.up_to:
+        raise DocumentError(
+            f"{n} tokens and {observation.longest_probe} of an observer do not fit into the {regime.up_to} positions that {model.id} has "
+            f"for them: use a shorter document or a smaller --chunk"
+        )
     spans = plan_spans(n, observation.probes, slice_tokens)
     sequence = list(document) + [token for probe in observation.probes for token in probe.ids]
     places = list(range(n)) + [n + offset for probe in observation.probes for offset in range(len(probe.ids))]
     ids = torch.tensor([sequence], device=model.device)
     positions = torch.tensor([places], device=model.device)
-    run = PrefillRun(model.network, model.geometry, n, spans, observation, reader, seed, progress)
+    run = PrefillRun(model.network, model.geometry, n, spans, observation, reader, seed, progress, regime.up_to)
     started = time.perf_counter()
     with (
         torch.inference_mode(),
@@ -152,6 +158,7 @@ class PrefillRun:
         reader: Reader,
         seed: int,
         progress: Progress | None,
+        positions: int,
     ) -> None:
         self.network = network
         self.geometry = geometry
@@ -162,6 +169,7 @@ class PrefillRun:
         self.methods = tuple(reader.methods)
         self.seed = seed
         self.progress = progress
+        self.positions = positions  # as many as share the document's rotary frequencies
         self.done = 0
         self.score_seconds = 0.0
         self._needs = frozenset[str]().union(*(method.needs for method in self.methods))
@@ -200,7 +208,7 @@ class PrefillRun:
         buffer_v[:, start:stop] = values
         if self.geometry[layer].kind == "full":
             started = time.perf_counter()
-            self._queries.add(queries, buffer_k[:, :stop], scale, softcap, partial(rotation, self.network, layer))
+            self._queries.add(queries, buffer_k[:, :stop], scale, softcap, partial(self._rotation, layer))
             self.score_seconds += time.perf_counter() - started
         if layer == len(self.geometry) - 1:
             raise LayerDone  # nothing follows: keys, values and queries are all that is needed
@@ -292,10 +300,14 @@ class PrefillRun:
                 q=self._queries.window(k, geometry.query_heads),
                 wo=lambda: output_projection(self.network, layer, geometry.query_heads * geometry.d_v),
                 attention=self._queries.attention,
-                expected=self._queries.expected(partial(rotation, self.network, layer)),
+                expected=self._queries.expected(partial(self._rotation, layer)),
                 seed=self.seed + layer,
             )
         return self._context
+
+    def _rotation(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin at `positions`; those beyond the document's regime count as its last."""
+        return rotation(self.network, layer, positions.clamp(max=self.positions - 1), self.n)
 
     def _buffers(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self._k is None or self._v is None or self._k.device != k.device:

@@ -16,9 +16,53 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 WINDOW = 24  # tokens of the sliding layers below
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=32)
+
+
+def longrope(original: int, short: float = 1.0, long: float = 3.0) -> dict[str, Any]:
+    """Config of two sets of frequencies, up to `original` tokens and beyond."""
+    steps = 6  # half of 16 dimensions * 0.75
+    return {
+        "original_max_position_embeddings": original,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": original,
+            "short_factor": [short + 0.1 * step for step in range(steps)],
+            "long_factor": [long + step for step in range(steps)],
+        },
+    }
+
+
 # Every family that is tested: a name, the model type, and what its config has beside that of `network`.
 BREADTH: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
+    "llama-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+    "llama-yarn": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "rope_theta": 1e4,
+            }
+        },
+    ),
+    "llama-3.1": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 1e4,
+            }
+        },
+    ),
+    "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}),
     "mistral": ("mistral", {}),
     "mistral-sliding": ("mistral", {"sliding_window": WINDOW}),
     "ministral": ("ministral", {"sliding_window": WINDOW, "layer_types": MIXED}),
@@ -27,6 +71,8 @@ BREADTH: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "phi": ("phi", {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
     "phi3": ("phi3", {"partial_rotary_factor": 0.75}),
+    "phi3-longrope-short": ("phi3", {"partial_rotary_factor": 0.75, **longrope(400)}),
+    "phi3-longrope-long": ("phi3", {"partial_rotary_factor": 0.75, **longrope(64)}),
     "phi3-sliding": ("phi3", {"sliding_window": WINDOW}),
     "gemma": ("gemma", {}),
     "gemma2": (

@@ -60,10 +60,11 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note)
     plan.check_methods()
     seam = Seam.of(model.tokenizer, name=model.id)
     for length in plan.lengths:
-        if length > model.max_positions - 128:
+        positions = model.regime(length).up_to
+        if length > positions - 128:
             raise UsageError(
-                f"length {length} leaves no room to answer: {model.id} has {model.max_positions} positions, "
-                f"use --lengths {model.max_positions - 128} or less"
+                f"length {length} leaves no room to answer: {model.id} has {positions} positions for it, "
+                f"use --lengths {positions - 128} or less"
             )
     for name in plan.tasks:
         try:
