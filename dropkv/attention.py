@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from dropkv.devices import execution_device, weight
 from dropkv.errors import ModelError
 
 NAME = "dropkv"
@@ -112,6 +113,12 @@ def decoder_of(network: nn.Module) -> nn.Module:
     return decoder
 
 
+def entry_device(network: nn.Module) -> torch.device:
+    """Where token ids and positions have to be."""
+    embeddings: nn.Module = network.get_input_embeddings()  # type: ignore[operator]
+    return execution_device(embeddings)
+
+
 def layer_list(network: nn.Module) -> tuple[nn.Module, str, nn.ModuleList]:
     """The module that owns the decoder layers, the attribute's name, and the list itself.
 
@@ -139,9 +146,10 @@ def output_projection(network: nn.Module, layer: int, width: int) -> Tensor:
         if getattr(module, "layer_idx", None) is None:
             continue
         for name in OUTPUT_NAMES:
-            weight = getattr(getattr(module, name, None), "weight", None)
-            if isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[1] == width:
-                return weight.detach()
+            linear = getattr(module, name, None)
+            shape: tuple[int, ...] = tuple(getattr(getattr(linear, "weight", None), "shape", ()))
+            if isinstance(linear, nn.Module) and len(shape) == 2 and shape[1] == width:
+                return weight(linear, "weight").detach().to(execution_device(linear))
     raise ModelError(
         f"layer {layer} of {type(network).__name__} has no output projection that dropkv knows: use a method that does not need it"
     )
@@ -165,7 +173,7 @@ def rotation(network: nn.Module, layer: int, positions: Tensor, tokens: int) -> 
     # The largest position of a call picks the frequencies of some models (see rope.py), so the text's last one goes along.
     line = torch.cat([positions, positions.new_tensor([tokens - 1])])
     cos, sin = rotary(like, line.unsqueeze(0), **given)
-    return cos[0, :-1].float(), sin[0, :-1].float()
+    return cos[0, :-1].to(positions.device, torch.float32), sin[0, :-1].to(positions.device, torch.float32)
 
 
 class SlicedLayer(nn.Module):
@@ -188,6 +196,7 @@ class SlicedLayer(nn.Module):
         self.spans = spans
         self.enter = enter
         self.leave = leave
+        self.device = execution_device(inner)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -197,6 +206,7 @@ class SlicedLayer(nn.Module):
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         total = hidden.shape[1]
+        hidden = hidden.to(self.device)
         for number, (start, stop) in enumerate(self.spans):
             self.enter(self.index, number)
             cut_args = [_cut(argument, start, stop, total) for argument in args]

@@ -31,10 +31,10 @@ class Prefix:
         """Kept entries of all layers and KV heads."""
         return sum(bounds[-1] for bounds in self.bounds)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Prefix:
-        """The same prefix on a device, in the reader's compute dtype (widening is exact)."""
+    def to(self, devices: Sequence[torch.device], dtype: torch.dtype) -> Prefix:
+        """The same prefix, each layer on its device, in the reader's compute dtype (widening is exact)."""
 
-        def move(layer: LayerEntries) -> LayerEntries:
+        def move(layer: LayerEntries, device: torch.device) -> LayerEntries:
             return LayerEntries(
                 keys=layer.keys.to(device, dtype),
                 values=layer.values.to(device, dtype),
@@ -44,7 +44,8 @@ class Prefix:
                 scores=layer.scores,
             )
 
-        return Prefix([move(layer) for layer in self.layers], self.geometry, self.n)
+        moved = [move(layer, device) for layer, device in zip(self.layers, devices, strict=True)]
+        return Prefix(moved, self.geometry, self.n)
 
 
 class Tail:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-import torch
-
 from dropkv.cache import Prefix
 from dropkv.compression import Compression, compress_document
+from dropkv.devices import wait_for
 from dropkv.documents import Document
 from dropkv.errors import IdentityError, ModelError
 from dropkv.generate import Answer, Chat, Session, Stream
@@ -122,9 +121,8 @@ class OpenedFile:
                 f"use the model it was made with, {metadata.model.id}"
             )
         started = time.perf_counter()
-        prefix = Prefix(self.contents.layers, model.geometry, metadata.document.tokens).to(model.device, model.dtype)
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
+        prefix = Prefix(self.contents.layers, model.geometry, metadata.document.tokens).to(model.devices, model.dtype)
+        wait_for(model.devices)
         return KVFile(Session(model, seam, prefix), metadata, self.seconds + time.perf_counter() - started)
 
 

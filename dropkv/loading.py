@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +25,19 @@ def read_config(folder: Path, gguf: str | None, name: str) -> Any:
 
 
 def load_checkpoint(
-    checkpoint: Checkpoint, dtype: str, device: torch.device, check: Callable[[Any], None]
+    checkpoint: Checkpoint,
+    dtype: str,
+    devices: Sequence[torch.device],
+    check: Callable[[Any], None],
+    *,
+    named: bool = True,
 ) -> tuple[Any, Any]:
-    """Network (on `device`, evaluation mode, no gradients) and tokenizer.
+    """Network (evaluation mode, no gradients) and tokenizer.
 
-    dtype: "auto" or a name of torch. check: raises for a config that cannot be served, before weights are read. Raises
-    ModelError.
+    dtype: "auto" or a name of torch. devices: the one to load onto, or the GPUs to spread over; unless `named`, only as many as are needed.
+    check: raises for a config that cannot be served, before weights are read. Raises ModelError.
     """
+    device = devices[0]
     folder, gguf = checkpoint.folder, checkpoint.gguf
     copy = gguf_cache.copy_folder(folder / gguf) if gguf else None
     if copy is not None and gguf_cache.is_valid(copy):
@@ -44,23 +49,20 @@ def load_checkpoint(
         final = _dtype(dtype, config, device)
         if copy is not None:
             # Converted in float32 so that the copy is exact whatever was asked for now.
-            network = _network(folder, gguf, config, _dtype("float32", config, device), None, checkpoint.id)
+            network = _network(folder, gguf, config, _dtype("float32", config, device), {}, checkpoint.id)
             gguf_cache.store(copy, network, tokenizer)
             network.to(device=device, dtype=final)
         else:
-            network = _network(folder, gguf, config, final, device, checkpoint.id)
+            place = _place(checkpoint, config, final, devices, named)
+            network = _network(folder, gguf, config, final, place, checkpoint.id)
     return network.eval().requires_grad_(False), tokenizer
 
 
-def _network(
-    folder: Path, gguf: str | None, config: Any, dtype: torch.dtype, device: torch.device | None, name: str
-) -> Any:
+def _network(folder: Path, gguf: str | None, config: Any, dtype: torch.dtype, place: dict[str, Any], name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     from dropkv.attention import NAME
 
-    # Straight to the GPU where the helper library is there; otherwise by way of host memory.
-    direct = device is not None and device.type != "cpu" and importlib.util.find_spec("accelerate") is not None
     network, report = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
@@ -69,7 +71,7 @@ def _network(
         output_loading_info=True,
         local_files_only=True,
         trust_remote_code=False,
-        **({"device_map": {"": device}} if direct else {}),
+        **place,
         **_gguf(gguf),
     )
     missing = sorted(report["missing_keys"])
@@ -78,7 +80,36 @@ def _network(
             f"{name}: its files lack {len(missing)} weights that its config asks for ({missing[0]}); "
             f"download or convert it again"
         )
-    return network if direct or device is None else network.to(device)
+    return network
+
+
+def _place(
+    checkpoint: Checkpoint, config: Any, dtype: torch.dtype, devices: Sequence[torch.device], named: bool
+) -> dict[str, Any]:
+    """Arguments that put the weights onto the devices as they are read."""
+    import torch
+
+    from dropkv.devices import device_map
+
+    if devices[0].type == "cpu":
+        return {}
+    if devices[0].type != "cuda":
+        return {"device_map": {"": devices[0]}}
+    return device_map(
+        _size(checkpoint, config, dtype), devices, lambda device: torch.cuda.mem_get_info(device)[0], named=named
+    )
+
+
+def _size(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> int:
+    """Bytes of the weights once loaded; for quantised ones those of their files."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if getattr(config, "quantization_config", None) is not None and checkpoint.gguf is None:
+        return sum(file.stat().st_size for file in checkpoint.weights)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
 
 
 def _tokenizer(folder: Path, gguf: str | None, checkpoint: Checkpoint) -> Any:

@@ -50,7 +50,8 @@ class LayerGeometry:
 class Model:
     """A network ready for dropkv, with its tokenizer.
 
-    max_positions: tokens of context. weights: the files the weights came from, empty for networks made in memory.
+    device: where token ids go in; a layer's entries live on its own of `devices`. max_positions: tokens of context.
+    weights: the files the weights came from, empty for networks made in memory.
     """
 
     network: Any
@@ -65,6 +66,12 @@ class Model:
     stop_ids: frozenset[int]
     rope: dict[str, Any]
     weights: tuple[Path, ...] = field(default=(), repr=False)
+    layer_devices: tuple[torch.device, ...] = field(default=(), repr=False)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Where each layer computes and its entries live."""
+        return self.layer_devices or (self.device,) * len(self.geometry)
 
     def regime(self, tokens: int) -> Regime:
         """The RoPE regime of a document of so many tokens: its questions and answers must not leave it."""
@@ -74,17 +81,18 @@ class Model:
 def load_model(name: str = BUNDLED, *, revision: str | None = None, dtype: str = "auto", device: str = "auto") -> Model:
     """Load the model called `name` in evaluation mode.
 
-    dtype "auto": float32 on a CPU, on CUDA the checkpoint's own 16-bit type or bfloat16. device "auto": CUDA if there
-    is one. Raises ModelError when it cannot be found, loaded or served, UsageError for an unknown dtype or device.
+    dtype "auto": float32 on a CPU, on CUDA the checkpoint's own 16-bit type or bfloat16. device "auto": the first GPU if
+    the weights leave room on it, else spread over all GPUs with the rest in host memory; without a GPU the CPU.
+    "cuda:0,cuda:1" spreads over these. Raises ModelError when it cannot be found, loaded or served, UsageError for an unknown dtype or device.
     """
     wanted = _dtype_name(dtype)
-    place = _device(device)
+    places = _devices(device)
     from dropkv import attention
     from dropkv.loading import load_checkpoint, read_config
 
     checkpoint = find_checkpoint(name, revision, lambda folder: refuse_unsupported(read_config(folder, None, name)))
     attention.register()
-    network, tokenizer = load_checkpoint(checkpoint, wanted, place, refuse_unsupported)
+    network, tokenizer = load_checkpoint(checkpoint, wanted, places, refuse_unsupported, named=device != "auto")
     return _finish(network, tokenizer, checkpoint)
 
 
@@ -156,10 +164,11 @@ def _reason_to_refuse(config: Any, family: str) -> str:
 
 
 def _finish(network: Any, tokenizer: Any, checkpoint: Checkpoint) -> Model:
+    from dropkv import attention
+    from dropkv.devices import execution_device
     from dropkv.probe import probe
 
     network.eval()
-    parameter = next(network.parameters())
     geometry = geometry_of(network.config)
     if checkpoint.weights == () or network.config.model_type not in TESTED:
         probe(network, geometry, checkpoint.id)
@@ -169,13 +178,14 @@ def _finish(network: Any, tokenizer: Any, checkpoint: Checkpoint) -> Model:
         id=checkpoint.id,
         source=checkpoint.source,
         revision=checkpoint.revision,
-        device=parameter.device,
-        dtype=parameter.dtype,
+        device=attention.entry_device(network),
+        dtype=next(weights.dtype for weights in network.parameters() if weights.is_floating_point()),
         geometry=geometry,
         max_positions=int(network.config.max_position_embeddings),
         stop_ids=_stop_ids(network, tokenizer, checkpoint.id),
         rope=rope_of(network.config),
         weights=checkpoint.weights,
+        layer_devices=tuple(execution_device(layer) for layer in attention.layer_list(network)[2]),
     )
 
 
@@ -200,17 +210,19 @@ def _dtype_name(name: str) -> str:
     return plain
 
 
-def _device(name: str) -> torch.device:
+def _devices(name: str) -> tuple[torch.device, ...]:
+    """One device, or the GPUs that weights may be spread over."""
     import torch
 
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return tuple(torch.device("cuda", index) for index in range(count)) or (torch.device("cpu"),)
     try:
-        device = torch.device(name)
+        devices = tuple(torch.device(part.strip()) for part in name.split(","))
     except RuntimeError:
-        raise UsageError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
-        raise UsageError(
-            f"device {name}: there are {torch.cuda.device_count()} CUDA devices here; use --device cpu or auto"
-        )
-    return device
+        devices = ()
+    if not devices or (len(devices) > 1 and any(device.type != "cuda" for device in devices)):
+        raise UsageError(f"unknown device {name!r}: use auto, cpu, cuda, cuda:N or several as cuda:0,cuda:1")
+    if any(device.type == "cuda" and (device.index or 0) >= count for device in devices):
+        raise UsageError(f"device {name}: there are {count} CUDA devices here; use --device cpu or auto")
+    return devices

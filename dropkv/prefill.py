@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dropkv.attention import LayerDone, output_projection, rotation, run_decoder, sliced_layers
+from dropkv.devices import wait_for
 from dropkv.errors import DocumentError, ModelError
 from dropkv.keeper import Keeper
 from dropkv.kernels.causal import causal_attention
@@ -137,7 +138,7 @@ def read(
         sliced_layers(model.network, [(span.start, span.stop) for span in spans], run.enter, run.leave),
     ):
         run_decoder(model.network, ids, positions, run)
-    _wait(model.device)
+    wait_for(model.devices)
     if run.done != len(model.geometry):
         raise ModelError(
             f"only {run.done} of {len(model.geometry)} layers of {model.id} passed through dropkv: use another model"
@@ -327,8 +328,3 @@ class PrefillRun:
 def range_of(ranges: Sequence[tuple[int, int]]) -> list[int]:
     """All positions of ascending (start, stop) ranges."""
     return [position for start, stop in ranges for position in range(start, stop)]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

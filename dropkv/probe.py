@@ -44,7 +44,7 @@ def probe(network: Any, geometry: Sequence[LayerGeometry], name: str) -> None:
 
     from dropkv import attention
 
-    device = next(network.parameters()).device
+    device = attention.entry_device(network)
     if device.type == "meta":
         return
     sight = Sight()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -65,11 +64,11 @@ def test_what_is_kept_equals_the_reference(family: str, observe: str, method: st
             counts, positions = torch.full((heads,), tiny.WINDOW), line.repeat(heads)
             admit, raw = torch.arange(1, tiny.WINDOW + 1).repeat(heads), torch.zeros(heads, N)
         else:
-            if observe == "replay":
-                raw = odds_scores(theirs, N, observation, heads)
-            else:
-                raw = tail_scores(theirs, N, 8, heads, chosen.power)
-            raw = raw.float()
+            tail = observe == "tail"
+            found = (
+                tail_scores(theirs, N, 8, heads, chosen.power) if tail else odds_scores(theirs, N, observation, heads)
+            )
+            raw = found.float()
             want = select(
                 chosen.pooled(raw), KEPT, forced=chosen.forced(N), rule=chosen.rule, alpha=chosen.alpha, unpooled=raw
             )
@@ -117,5 +116,3 @@ def test_a_file_holds_what_was_kept(family: str, tmp_path: Path) -> None:
     assert after.prefix.bounds == before.prefix.bounds and after.prefix.n == before.prefix.n
     question = before.seam.question_ids("What is the code?")
     assert torch.equal(after.forward(question, Tail()), before.forward(question, Tail()))
-
-
