@@ -147,12 +147,28 @@ def output_projection(network: nn.Module, layer: int, width: int) -> Tensor:
             continue
         for name in OUTPUT_NAMES:
             linear = getattr(module, name, None)
-            shape: tuple[int, ...] = tuple(getattr(getattr(linear, "weight", None), "shape", ()))
-            if isinstance(linear, nn.Module) and len(shape) == 2 and shape[1] == width:
-                return weight(linear, "weight").detach().to(execution_device(linear))
+            found = _matrix(linear, width) if isinstance(linear, nn.Module) else None
+            if found is not None:
+                return found
     raise ModelError(
         f"layer {layer} of {type(network).__name__} has no output projection that dropkv knows: use a method that does not need it"
     )
+
+
+def _matrix(linear: nn.Module, width: int) -> Tensor | None:
+    """The weight [out, width] of a linear module; of a quantised one what it makes of the unit vectors."""
+    stored = getattr(linear, "weight", None)
+    if isinstance(stored, Tensor) and stored.is_floating_point() and stored.itemsize > 1:
+        if stored.dim() != 2 or stored.shape[1] != width:
+            return None
+        return weight(linear, "weight").detach().to(execution_device(linear))
+    if getattr(linear, "in_features", None) != width:
+        return None
+    scales = [part for _, part in (*linear.named_parameters(), *linear.named_buffers()) if part.is_floating_point()]
+    dtype = next((part.dtype for part in scales if part.itemsize > 1), torch.get_default_dtype())
+    units = torch.eye(width, dtype=dtype, device=execution_device(linear))
+    out: Tensor = linear(units) - linear(torch.zeros_like(units[:1]))  # without the bias
+    return out.T
 
 
 def rotation(network: nn.Module, layer: int, positions: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

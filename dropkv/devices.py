@@ -26,11 +26,15 @@ def execution_device(module: nn.Module) -> torch.device:
     return parameter.device if parameter is not None else torch.device("cpu")
 
 
-def named_weights(module: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Every parameter once, as the module holds it and with its values, which may have to be fetched."""
+def named_weights(module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every weight as the module holds it and with its values, which may have to be fetched: parameters, and packed integers of quantised ones."""
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
             yield parameter, weight(owner, name)
+        for name, buffer in owner.named_buffers(recurse=False):
+            packed = buffer.dim() > 1 and not buffer.is_floating_point() and buffer.dtype != torch.bool
+            if packed and name not in owner._non_persistent_buffers_set:
+                yield buffer, weight(owner, name)
 
 
 def weight(module: nn.Module, name: str) -> Tensor:

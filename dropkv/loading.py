@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,47 @@ if TYPE_CHECKING:
     import torch
 
 
+# Quantisation methods and what they need: the module to look for and the package that brings it.
+PACKAGES = {
+    "gptq": {"gptqmodel": "gptqmodel", "optimum": "optimum"},
+    "awq": {"gptqmodel": "gptqmodel"},
+    "bitsandbytes": {"bitsandbytes": "bitsandbytes"},
+    "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
+    "auto-round": {"auto_round": "auto-round"},
+    "hqq": {"hqq": "hqq"},
+    "aqlm": {"aqlm": "aqlm"},
+    "torchao": {"torchao": "torchao"},
+    "quanto": {"optimum": "optimum-quanto"},
+}
+
+
 def read_config(folder: Path, gguf: str | None, name: str) -> Any:
     """The transformers config of a folder or of the GGUF in it; raises ModelError."""
     from transformers import AutoConfig
 
     with _naming(name), quiet():
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **_gguf(gguf))
+
+
+def require_packages(config: Any, name: str) -> None:
+    """Raise ModelError when a model's weights are quantised in a way whose package is not installed."""
+    method = quantization(config)
+    needed = PACKAGES.get(method or "", {})
+    missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ModelError(
+            f"{name}: its weights are quantised ({method}), which needs a package that is missing; "
+            f"run: pip install {' '.join(missing)}"
+        )
+
+
+def quantization(config: Any) -> str | None:
+    """The method by which a checkpoint's weights are quantised, or None."""
+    found = getattr(config, "quantization_config", None)
+    if not found:
+        return None
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    return str(getattr(method, "value", method) or "unknown")
 
 
 def load_checkpoint(
@@ -44,7 +80,8 @@ def load_checkpoint(
         folder, gguf, copy = copy, None, None
     config = read_config(folder, gguf, checkpoint.id)
     check(config)
-    with _naming(checkpoint.id), quiet():
+    method = quantization(config) if gguf is None else None
+    with _naming(checkpoint.id, method), quiet():
         tokenizer = _tokenizer(folder, gguf, checkpoint)
         final = _dtype(dtype, config, device)
         if copy is not None:
@@ -71,9 +108,15 @@ def _network(folder: Path, gguf: str | None, config: Any, dtype: torch.dtype, pl
         output_loading_info=True,
         local_files_only=True,
         trust_remote_code=False,
+        ignore_mismatched_sizes=True,  # told below, in one line
         **place,
         **_gguf(gguf),
     )
+    for weight, theirs, ours in sorted(report["mismatched_keys"]):
+        raise ModelError(
+            f"{name}: {weight} has the shape {list(theirs)} in its files, its config asks for {list(ours)}; "
+            f"download config and weights together"
+        )
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would go on with random numbers in their place
         raise ModelError(
@@ -105,7 +148,7 @@ def _size(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> int:
     import torch
     from transformers import AutoModelForCausalLM
 
-    if getattr(config, "quantization_config", None) is not None and checkpoint.gguf is None:
+    if quantization(config) and checkpoint.gguf is None:
         return sum(file.stat().st_size for file in checkpoint.weights)
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -148,7 +191,7 @@ def _gguf(name: str | None) -> dict[str, str]:
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def _naming(name: str, quantized: str | None = None) -> Iterator[None]:
     """Turn whatever transformers raises into one line that names the model."""
     try:
         yield
@@ -158,6 +201,11 @@ def _naming(name: str) -> Iterator[None]:
         if type(error).__name__ == "OutOfMemoryError":
             raise ModelError(
                 f"{name}: does not fit into the GPU's memory; use --device cpu or a smaller model"
+            ) from error
+        if quantized is not None:
+            raise ModelError(
+                f"{name}: its quantised weights ({quantized}) cannot be loaded here ({_first_line(error)}); "
+                f"many kinds need a GPU, use a copy that is not quantised"
             ) from error
         if isinstance(error, ImportError):
             raise ModelError(

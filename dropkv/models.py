@@ -88,11 +88,15 @@ def load_model(name: str = BUNDLED, *, revision: str | None = None, dtype: str =
     wanted = _dtype_name(dtype)
     places = _devices(device)
     from dropkv import attention
-    from dropkv.loading import load_checkpoint, read_config
+    from dropkv.loading import load_checkpoint, read_config, require_packages
 
-    checkpoint = find_checkpoint(name, revision, lambda folder: refuse_unsupported(read_config(folder, None, name)))
+    def check(config: Any) -> None:
+        refuse_unsupported(config)
+        require_packages(config, name)
+
+    checkpoint = find_checkpoint(name, revision, lambda folder: check(read_config(folder, None, name)))
     attention.register()
-    network, tokenizer = load_checkpoint(checkpoint, wanted, places, refuse_unsupported, named=device != "auto")
+    network, tokenizer = load_checkpoint(checkpoint, wanted, places, check, named=device != "auto")
     return _finish(network, tokenizer, checkpoint)
 
 

@@ -18,11 +18,14 @@ import torch
 
 from dropkv import gguf_cache
 from dropkv.checkpoints import find_checkpoint
+from dropkv.compression import compress_document
+from dropkv.documents import Document
 from dropkv.downloads import weight_files
 from dropkv.errors import ModelError, UsageError
 from dropkv.models import LayerGeometry, Model, catalogue, geometry_of, load_model, refuse_unsupported, wrap_model
 from dropkv.probe import probe
 from dropkv.quiet import quiet
+from dropkv.settings import CompressSettings, Sampling
 from tests import tiny
 
 
@@ -151,8 +154,10 @@ def test_damaged_folders(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"lack \d+ weights .*model\.layers\.3"):
         load_model(str(folder))
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
-    with pytest.raises(ModelError, match="m: cannot be loaded"):
+    said = r"m: model\.layers\.0\.mlp\.\w+\.weight has the shape .* in its files, its config asks for .*; download"
+    with pytest.raises(ModelError, match=said) as caught:
         load_model(str(folder))
+    assert "[64, 96]" in str(caught.value) and "[64, 80]" in str(caught.value)
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "unheard-of"}))
     with pytest.raises(ModelError, match="m: cannot be loaded"):
         load_model(str(folder))
@@ -161,6 +166,21 @@ def test_damaged_folders(tmp_path: Path) -> None:
         (folder / name).unlink()
     with pytest.raises(ModelError, match="tokenizer"):
         load_model(str(folder))
+
+
+def test_a_tokenizer_without_a_pad_token(tmp_path: Path) -> None:
+    """Nothing is ever padded, so none is asked for; nor is an end-of-text token."""
+    folder = saved(tmp_path / "m")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    kept = {name: value for name, value in settings.items() if name not in ("pad_token", "eos_token", "bos_token")}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept))
+    model = load_model(str(folder))
+    assert model.tokenizer.pad_token is None and model.tokenizer.eos_token is None
+    assert model.stop_ids == {2}
+    document = Document.of("The code is 4711, the ship is Evergreen. " * 8)
+    compressed = compress_document(model, document, CompressSettings(budget=0.5, chunk=64))
+    sampling = Sampling(max_new_tokens=3)
+    assert compressed.session().ask("What is the code?", sampling).generated_tokens == 3
 
 
 def test_an_index_that_names_missing_shards(tmp_path: Path) -> None:
