@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dropkv.devices import execution_device, weight
 from dropkv.errors import ModelError
+from dropkv.models import unrotated_layers
 
 NAME = "dropkv"
 RUN = "dropkv_run"
@@ -99,7 +100,7 @@ def attention_function(
         )
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     output = run.attend(int(layer), query, key, value, scale=scale, window=sliding_window, softcap=softcap)
-    return output.transpose(1, 2), None
+    return output.transpose(1, 2).contiguous(), None  # some families view it
 
 
 def _changes_attention(content: Any) -> bool:
@@ -176,6 +177,9 @@ def rotation(network: nn.Module, layer: int, positions: Tensor, tokens: int) -> 
 
     Raises ModelError when the network does not keep its rotary embeddings where families do.
     """
+    if layer in unrotated_layers(network.config):
+        still = torch.ones(len(positions), 2, device=positions.device)
+        return still, torch.zeros_like(still)
     rotary = getattr(decoder_of(network), "rotary_emb", None)
     if not callable(rotary):
         raise ModelError(

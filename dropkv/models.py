@@ -17,20 +17,17 @@ if TYPE_CHECKING:
 __all__ = ["CatalogueRow", "LayerGeometry", "Model", "catalogue", "load_model", "refuse_unsupported", "wrap_model"]
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-NO_ROPE = "some of its layers have no rotary position embeddings"
 REFUSED = {  # families whose config alone does not tell; loading catches others by a test run
     "gpt_oss": "its attention has sinks",
-    "llama4": NO_ROPE,
-    "llama4_text": NO_ROPE,
-    "cohere2": NO_ROPE,
-    "exaone4": NO_ROPE,
-    "afmoe": NO_ROPE,
+    "llama4": "its attention works in chunks",
+    "llama4_text": "its attention works in chunks",
     "mamba": "it has state-space layers, no attention",
     "mamba2": "it has state-space layers, no attention",
     "falcon_mamba": "it has state-space layers, no attention",
     "rwkv": "it has recurrent layers, no attention",
     "recurrent_gemma": "it has recurrent layers",
 }
+UNROTATED_FULL = ("cohere2", "exaone4", "exaone_moe", "afmoe")  # families that rotate in their sliding layers alone
 TESTED = ("llama", "mistral", "qwen2", "qwen3")  # need no test run when they are loaded
 
 
@@ -138,6 +135,16 @@ def geometry_of(config: Any) -> tuple[LayerGeometry, ...]:
     return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
 
 
+def unrotated_layers(config: Any) -> frozenset[int]:
+    """Layers that by design have no position embeddings: what they keep is right wherever a question stands."""
+    rotated = getattr(config, "no_rope_layers", None)  # 1 for layers with RoPE, in spite of its name
+    if rotated is None:
+        kinds = getattr(config, "layer_types", None) or ()
+        apart = config.model_type in UNROTATED_FULL and getattr(config, "sliding_window", None) is not None
+        rotated = [not apart or kind == "sliding_attention" for kind in kinds]
+    return frozenset(index for index, turns in enumerate(rotated) if not turns)
+
+
 def _reason_to_refuse(config: Any, family: str) -> str:
     def has(name: str) -> Any:
         return getattr(config, name, None)
@@ -153,8 +160,8 @@ def _reason_to_refuse(config: Any, family: str) -> str:
         return f"it has {', '.join(foreign).replace('_', ' ') or 'mixed'} layers"
     if not has("rope_parameters") or has("alibi"):
         return "it has no rotary position embeddings"
-    if not all(has("no_rope_layers") or ()) or has("position_embedding_type") in ("nope", "alibi", "absolute"):
-        return NO_ROPE
+    if has("position_embedding_type") in ("nope", "alibi", "absolute"):
+        return "it has no rotary position embeddings"
     if has("kv_lora_rank"):
         return "it keeps latent keys and values (MLA)"
     if has("num_kv_shared_layers") or has("global_head_dim"):
@@ -175,7 +182,7 @@ def _finish(network: Any, tokenizer: Any, checkpoint: Checkpoint) -> Model:
     network.eval()
     geometry = geometry_of(network.config)
     if checkpoint.weights == () or network.config.model_type not in TESTED:
-        probe(network, geometry, checkpoint.id)
+        probe(network, geometry, checkpoint.id, unrotated_layers(network.config))
     return Model(
         network=network,
         tokenizer=tokenizer,

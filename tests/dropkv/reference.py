@@ -24,7 +24,7 @@ class Recorder:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor,
+        attention_mask: Tensor,
         scaling: float | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
@@ -35,14 +35,14 @@ class Recorder:
         logits = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         if softcap is not None:
             logits = torch.tanh(logits / softcap) * softcap
-        logits = logits + mask
+        logits = logits + attention_mask
         if sliding_window is not None:
             back = self.positions[0].unsqueeze(1) - self.positions[0].unsqueeze(0)
             logits = logits.masked_fill(back >= sliding_window, -torch.inf)
         p = torch.softmax(logits, -1)
         a = p @ values
         self.layers.append({"q": query[0], "k": key[0], "v": value[0], "p": p[0], "a": a[0]})
-        return a.transpose(1, 2), None
+        return a.transpose(1, 2).contiguous(), None
 
 
 def sequence_of(document: list[int], observation: Observation) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from dropkv import gguf_cache
 from dropkv.checkpoints import find_checkpoint
@@ -22,7 +23,16 @@ from dropkv.compression import compress_document
 from dropkv.documents import Document
 from dropkv.downloads import weight_files
 from dropkv.errors import ModelError, UsageError
-from dropkv.models import LayerGeometry, Model, catalogue, geometry_of, load_model, refuse_unsupported, wrap_model
+from dropkv.models import (
+    LayerGeometry,
+    Model,
+    catalogue,
+    geometry_of,
+    load_model,
+    refuse_unsupported,
+    unrotated_layers,
+    wrap_model,
+)
 from dropkv.probe import probe
 from dropkv.quiet import quiet
 from dropkv.settings import CompressSettings, Sampling
@@ -211,8 +221,8 @@ def config(**fields: Any) -> Any:
         ({"model_type": "gpt_oss"}, "sinks"),
         ({"rope_parameters": None}, "no rotary position embeddings"),
         ({"alibi": True}, "no rotary position embeddings"),
-        ({"no_rope_layers": [1, 1, 0]}, "some of its layers have no rotary"),
-        ({"position_embedding_type": "nope"}, "some of its layers have no rotary"),
+        ({"position_embedding_type": "nope"}, "no rotary position embeddings"),
+        ({"model_type": "llama4_text"}, "works in chunks"),
         ({"kv_lora_rank": 512}, "latent"),
         ({"vision_config": {}}, "images"),
         ({"use_bidirectional_attention": True}, "looks ahead"),
@@ -273,6 +283,28 @@ def test_the_test_run_finds_layers_without_rotation(monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(ModelError, match="tiny: layer 1 has no rotary position embeddings"):
         probe(model.network, model.geometry, "tiny")
+
+
+def test_layers_that_are_known_to_have_no_rotation() -> None:
+    """What the config says and what the layers do must agree."""
+    smollm3, cohere2 = tiny.model("smollm3"), tiny.model("cohere2")
+    assert unrotated_layers(smollm3.network.config) == {1} == unrotated_layers(cohere2.network.config)
+    assert unrotated_layers(tiny.network("llama").config) == frozenset()
+    everywhere = tiny.network("exaone4", sliding_window=None, layer_types=["full_attention"] * 3).config
+    assert unrotated_layers(everywhere) == frozenset()
+    with pytest.raises(ModelError, match="tiny: layer 1 has no rotary position embeddings"):
+        probe(smollm3.network, smollm3.geometry, "tiny")
+    with pytest.raises(ModelError, match="tiny: layer 0 rotates its keys, which its config does not say"):
+        probe(smollm3.network, smollm3.geometry, "tiny", {0, 1})
+
+
+def test_attention_in_pieces_is_refused() -> None:
+    config = CONFIG_MAPPING["diffllama"](
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4
+    )
+    network = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+    with pytest.raises(ModelError, match="d: layer 0 computes its attention in more than one piece"):
+        wrap_model(network, tiny.tokenizer(), id="d")
 
 
 def test_the_test_run_compares_shapes() -> None:
