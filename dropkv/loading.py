@@ -31,12 +31,35 @@ PACKAGES = {
 }
 
 
+# Where models that also read images keep the weights of their text part, and what these are called in the text model alone.
+TEXT_PART = {
+    r"^language_model\.model\.": "model.",
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+
+
 def read_config(folder: Path, gguf: str | None, name: str) -> Any:
-    """The transformers config of a folder or of the GGUF in it; raises ModelError."""
+    """The transformers config of a folder or of the GGUF in it, of a model that also reads images its text part; raises ModelError."""
     from transformers import AutoConfig
 
     with _naming(name), quiet():
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **_gguf(gguf))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **_gguf(gguf))
+        return text_part(config)
+
+
+def text_part(config: Any) -> Any:
+    """The config of the text model inside one that also reads images, where that is a causal model of its own (Gemma-3, Mistral-3)."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    inner = getattr(config, "text_config", None)
+    if getattr(config, "vision_config", None) is None or type(inner) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return config
+    inner.tie_word_embeddings = config.tie_word_embeddings
+    inner.dtype = inner.dtype or config.dtype
+    if quantization(config):
+        inner.quantization_config = config.quantization_config
+    return inner
 
 
 def require_packages(config: Any, name: str) -> None:
@@ -109,6 +132,7 @@ def _network(folder: Path, gguf: str | None, config: Any, dtype: torch.dtype, pl
         local_files_only=True,
         trust_remote_code=False,
         ignore_mismatched_sizes=True,  # told below, in one line
+        key_mapping=TEXT_PART,
         **place,
         **_gguf(gguf),
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from dropkv import gguf_cache
 from dropkv.checkpoints import find_checkpoint
@@ -176,6 +176,34 @@ def test_damaged_folders(tmp_path: Path) -> None:
         (folder / name).unlink()
     with pytest.raises(ModelError, match="tokenizer"):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral3"])
+def test_the_text_part_of_models_that_read_images(family: str, tmp_path: Path) -> None:
+    """Larger Gemma-3 and Mistral-3 checkpoints: loaded without their vision tower, equal to the whole on text."""
+    text = tiny.network("gemma3" if family == "gemma3" else "ministral", tie_word_embeddings=True).config
+    vision: dict[str, Any] = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    whole = CONFIG_MAPPING[family](
+        text_config=text.to_dict(),
+        vision_config=CONFIG_MAPPING["siglip_vision_model" if family == "gemma3" else "pixtral"](
+            **vision, image_size=28, patch_size=14
+        ).to_dict(),
+        **({"mm_tokens_per_image": 4} if family == "gemma3" else {}),
+    )
+    network = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(whole)](whole).eval()
+    with quiet():
+        network.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    model = load_model(str(tmp_path))
+    assert model.network.config.model_type == text.model_type
+    assert [layer.kind for layer in model.geometry] == ["sliding", "full", "sliding"]
+    ids = torch.tensor([[5, 6, 7, 8]])
+    model.network.set_attn_implementation("eager")
+    with torch.no_grad():
+        apart = (model.network(input_ids=ids).logits - network(input_ids=ids).logits).abs().max()
+    assert float(apart) < 1e-4
+    with pytest.raises(ModelError, match="it reads images or sound"):
+        wrap_model(network, tiny.tokenizer(), id="whole")
 
 
 def test_a_tokenizer_without_a_pad_token(tmp_path: Path) -> None:
