@@ -52,7 +52,7 @@ def text_part(config: Any) -> Any:
     """The config of the text model inside one that also reads images, where that is a causal model of its own (Gemma-3, Mistral-3)."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    inner = getattr(config, "text_config", None)
+    inner: Any = getattr(config, "text_config", None)
     if getattr(config, "vision_config", None) is None or type(inner) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return config
     inner.tie_word_embeddings = config.tie_word_embeddings
