@@ -24,6 +24,8 @@ def main() -> None:
     options.add_argument("-o", "--output", required=True, type=Path)
     options.add_argument("--processes", type=int, default=12)
     options.add_argument("--deadline", type=float, default=1e9)
+    options.add_argument("--model", help="in place of the plan's")
+    options.add_argument("--samples", type=int, help="in place of the plan's")
     given = options.parse_args()
     plan = read_plan(given.plan)
     started = time.monotonic()
@@ -47,6 +49,8 @@ def main() -> None:
                 "--json",
             ]
             command += ["--tasks", task, "--lengths", str(length), "--settings", setting]
+            command += ["--model", given.model] if given.model else []
+            command += ["--samples", str(given.samples)] if given.samples else []
             with open(given.output / f"{name}.log", "wb") as log:
                 process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
             running[process] = (name, time.monotonic())

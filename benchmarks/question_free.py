@@ -79,9 +79,7 @@ def main() -> None:
                 text = model.tokenizer.decode(answer, skip_special_tokens=True)
                 right[variant][budget].append(task.score(text, question))
         print(name, "done", flush=True)
-    print(
-        f"{given.model}, {given.tokens} tokens, {given.tasks}, {given.samples} documents each, seed {given.seed}"
-    )
+    print(f"{given.model}, {given.tokens} tokens, {given.tasks}, {given.samples} documents each, seed {given.seed}")
     for variant, by_budget in right.items():
         cells_text = "".join(f"{100 * sum(scores) / len(scores):8.1f}" for scores in by_budget.values())
         print(f"{variant:52}{cells_text}")

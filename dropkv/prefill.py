@@ -119,7 +119,30 @@ def read(
     Probes are placed at position n. Raises DocumentError when n + observation.longest_probe leaves the document's RoPE regime, ModelError
     when a layer of the network bypasses the seam, or when keys, values or scores are not finite.
     """
-    n = len(document)
+    return read_together(
+        model, [document], [observation], reader, seeds=[seed], slice_tokens=slice_tokens, progress=progress
+    )
+
+
+def read_together(
+    model: Model,
+    documents: Sequence[Sequence[int]],
+    observations: Sequence[Observation],
+    reader: Reader,
+    *,
+    seeds: Sequence[int],
+    slice_tokens: int = SLICE,
+    progress: Progress | None = None,
+) -> Seconds:
+    """`read` for several documents of one length, whose probes differ in nothing but their ids, in one forward pass.
+
+    The reader sees the KV heads of all documents, one document after another, as if one layer had them all. Raises what `read` raises, and
+    ValueError for documents that do not fit together.
+    """
+    n = len(documents[0])
+    observation = observations[0]
+    if any(len(document) != n for document in documents) or any(_shape(o) != _shape(observation) for o in observations):
+        raise ValueError("documents read together need the same length, window and places of their probes")
     regime = model.regime(n)
     if n + observation.longest_probe > regime.up_to:
         raise DocumentError(
@@ -127,11 +150,14 @@ def read(
             f"for them: use a shorter document or a smaller --chunk"
         )
     spans = plan_spans(n, observation.probes, slice_tokens)
-    sequence = list(document) + [token for probe in observation.probes for token in probe.ids]
+    sequences = [
+        [*document, *(token for probe in own.probes for token in probe.ids)]
+        for document, own in zip(documents, observations, strict=True)
+    ]
     places = list(range(n)) + [n + offset for probe in observation.probes for offset in range(len(probe.ids))]
-    ids = torch.tensor([sequence], device=model.device)
-    positions = torch.tensor([places], device=model.device)
-    run = PrefillRun(model.network, model.geometry, n, spans, observation, reader, seed, progress, regime.up_to)
+    ids = torch.tensor(sequences, device=model.device)
+    positions = torch.tensor([places], device=model.device).expand(len(documents), -1)
+    run = PrefillRun(model.network, model.geometry, n, spans, observation, reader, seeds, progress, regime.up_to)
     started = time.perf_counter()
     with (
         torch.inference_mode(),
@@ -146,6 +172,12 @@ def read(
     return Seconds(time.perf_counter() - started - run.score_seconds, run.score_seconds)
 
 
+def _shape(observation: Observation) -> object:
+    """All of an observation but the ids of its probes."""
+    probes = [(len(probe.ids), probe.scored, probe.seen, probe.observing) for probe in observation.probes]
+    return observation.window, probes
+
+
 class PrefillRun:
     """The run that travels with the forward call: holds the current layer's buffers, observes, and hands finished layers to the reader."""
 
@@ -157,7 +189,7 @@ class PrefillRun:
         spans: Sequence[Span],
         observation: Observation,
         reader: Reader,
-        seed: int,
+        seeds: Sequence[int],
         progress: Progress | None,
         positions: int,
     ) -> None:
@@ -168,7 +200,7 @@ class PrefillRun:
         self.observation = observation
         self.reader = reader
         self.methods = tuple(reader.methods)
-        self.seed = seed
+        self.seeds = tuple(seeds)
         self.progress = progress
         self.positions = positions  # as many as share the document's rotary frequencies
         self.done = 0
@@ -195,14 +227,15 @@ class PrefillRun:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """Store the slice's k and v, observe with its q where that is asked, and give its attention outputs."""
-        if q.shape[0] != 1:
-            raise ModelError(f"a prefill is one document at a time, the model was called with a batch of {q.shape[0]}")
+        if q.shape[0] != len(self.seeds):
+            raise ModelError(f"the prefill of {len(self.seeds)} documents was called with a batch of {q.shape[0]}")
         self._seen.add(layer)
         self._constants = (scale, softcap)
         reach = self._reach(layer, window)
-        queries, keys, values = q[0], k[0], v[0]
+        queries, keys, values = (part.flatten(0, 1) for part in (q, k, v))
         if self._span.probe is not None:
-            return self._probe(layer, self._span.probe, queries, keys, values, reach)[None]
+            out = self._probe(layer, self._span.probe, queries, keys, values, reach)
+            return out.view(*q.shape[:2], *out.shape[1:])
         start, stop = self._span.start, self._span.stop
         buffer_k, buffer_v = self._buffers(keys, values)
         buffer_k[:, start:stop] = keys
@@ -213,9 +246,10 @@ class PrefillRun:
             self.score_seconds += time.perf_counter() - started
         if layer == len(self.geometry) - 1:
             raise LayerDone  # nothing follows: keys, values and queries are all that is needed
-        return causal_attention(
+        out = causal_attention(
             queries, buffer_k[:, :stop], buffer_v[:, :stop], scale=scale, reach=reach, softcap=softcap
-        )[None]
+        )
+        return out.view(*q.shape[:2], *out.shape[1:])
 
     def leave(self, layer: int) -> None:
         """All slices of a layer have run: score it, hand it over, and free the buffers for the next layer."""
@@ -233,7 +267,7 @@ class PrefillRun:
         else:
             context = self._observed_context(layer)
             scores = score_all(self.methods, context, [gathered.scores() for gathered in self._gathered])
-            if not all(bool(torch.isfinite(one.raw).all()) for one in scores):
+            if scores and not bool(torch.isfinite(torch.stack([one.raw for one in scores])).all()):
                 raise ModelError(
                     f"layer {layer} has scores that are not finite: nothing was written, use another --dtype"
                 )
@@ -298,11 +332,12 @@ class PrefillRun:
                 v,
                 scale,
                 softcap,
-                q=self._queries.window(k, geometry.query_heads),
+                q=self._queries.window(k, geometry.query_heads * len(self.seeds)),
                 wo=lambda: output_projection(self.network, layer, geometry.query_heads * geometry.d_v),
                 attention=self._queries.attention,
                 expected=self._queries.expected(partial(self._rotation, layer)),
-                seed=self.seed + layer,
+                seed=self.seeds[0] + layer,
+                more_seeds=tuple(seed + layer for seed in self.seeds[1:]),
             )
         return self._context
 

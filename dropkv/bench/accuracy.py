@@ -20,7 +20,8 @@ from dropkv.errors import UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 
-ROW_TOKENS = 1_300_000  # document tokens that all answers of a batch see together: bounds the logits in memory
+ROW_TOKENS = 1_300_000  # document tokens that all answers of a batch see together: bounds the logits in memory (4 times as many on a GPU)
+TOGETHER = 8  # documents that a GPU prefills together
 
 Note = Callable[[str], None]
 
@@ -171,11 +172,12 @@ def _answer(
 ) -> list[Line]:
     """All lines of some documents of one length."""
     started = time.perf_counter()
-    asked = [one for sample in samples for one in _ask(model, seam, plan, sample, setting, cells)]
+    asked = _ask(model, seam, plan, samples, setting, cells)
     lines: list[Line] = []
     computed = [cell for cell in cells if cell.method != "random-answer"]
-    seconds = {id(one): time.perf_counter() - started for one in asked}
-    per_batch = max(1, ROW_TOKENS // (len(computed) * max(one.survey.n for one in asked)))
+    seconds = (time.perf_counter() - started) / len(asked)
+    room = ROW_TOKENS * (4 if model.device.type == "cuda" else 1)
+    per_batch = max(1, room // (len(computed) * max(one.survey.n for one in asked)))
     for begin in range(0, len(asked), per_batch):
         part = asked[begin : begin + per_batch]
         keeps = [{cell: _keep(one.survey, cell, len(seam.head_ids)) for cell in computed} for one in part]
@@ -211,7 +213,7 @@ def _answer(
                     "full_entries": full,
                     "kept_bytes": kept * (model.geometry[0].d_k + model.geometry[0].d_v) * model.dtype.itemsize,
                     "document_tokens": one.survey.n,
-                    "seconds": round(seconds[id(one)], 3),
+                    "seconds": round(seconds, 3),
                 }
                 if one.sample.depth is not None:
                     line["depth"] = one.sample.depth
@@ -242,44 +244,68 @@ def _random_answers(
 
 
 def _ask(
-    model: Model, seam: Seam, plan: AccuracyPlan, sample: Sample, setting: Setting, cells: Sequence[Cell]
-) -> Iterator[Asked]:
-    """Prefill a sample: once for all questions when they are not known, once for each when they are."""
+    model: Model, seam: Seam, plan: AccuracyPlan, samples: Sequence[Sample], setting: Setting, cells: Sequence[Cell]
+) -> list[Asked]:
+    """Prefill samples: once for all questions when they are not known, once for each when they are; equal lengths together."""
     head = len(seam.head_ids)
-    document = [*seam.head_ids, *sample.document_ids]
     wanted = [(cell.observer, cell.method) for cell in cells]
-
-    def prefill(ids: Sequence[int]) -> Survey:
-        return survey(
+    readings = []  # what is prefilled, for which sample, and the questions that it serves
+    for sample in samples:
+        document = [*seam.head_ids, *sample.document_ids]
+        tokens = [question_tokens(seam, question) for question in sample.questions]
+        if setting == "question-free":
+            readings.append((document, sample, list(enumerate(tokens))))
+        else:
+            readings.extend(([*document, *own], sample, [(number, own)]) for number, own in enumerate(tokens))
+    surveys: dict[int, Survey] = {}
+    firsts: dict[int, tuple[int, ...]] = {}
+    for group in together([len(ids) for ids, _, _ in readings], TOGETHER if model.device.type == "cuda" else 1):
+        done = survey(
             model,
             seam,
-            ids,
+            [readings[place][0] for place in group],
             wanted,
             head_tokens=head,
             chunk=plan.chunk,
             window=plan.window,
-            seed=plan.seed + sample.index,
+            seeds=[plan.seed + readings[place][1].index for place in group],
         )
+        surveys.update(zip(group, done, strict=True))
+        if setting == "question-aware":
+            last = [readings[place][0][-1] for place in group]
+            firsts.update(zip(group, _first_tokens(model, done, last), strict=True))
+    asked = []
+    for place, (ids, sample, questions) in enumerate(readings):
+        for number, own in questions:
+            if setting == "question-free":
+                asked.append(Asked(sample, number, surveys[place], tuple(own), ()))
+            else:
+                first = firsts[place]
+                asked.append(Asked(sample, number, surveys[place], first or (ids[-1],), first, over=not first))
+    return asked
 
-    if setting == "question-free":
-        surveyed = prefill(document)
-        for number, question in enumerate(sample.questions):
-            yield Asked(sample, number, surveyed, tuple(question_tokens(seam, question)), ())
-        return
-    for number, question in enumerate(sample.questions):
-        whole = [*document, *question_tokens(seam, question)]
-        surveyed = prefill(whole)
-        first = _first_token(model, surveyed, whole[-1])
-        yield Asked(sample, number, surveyed, first or (whole[-1],), first, over=not first)
+
+def together(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Places of equal lengths, in order, at most so many in a group."""
+    by_length: dict[int, list[int]] = {}
+    for place, length in enumerate(lengths):
+        by_length.setdefault(length, []).append(place)
+    return [places[start : start + most] for places in by_length.values() for start in range(0, len(places), most)]
 
 
-def _first_token(model: Model, surveyed: Survey, last: int) -> tuple[int, ...]:
+def _first_tokens(model: Model, surveys: Sequence[Survey], last: Sequence[int]) -> list[tuple[int, ...]]:
     """The first answer token comes from the full cache when the question was part of the prefill; empty for a stop token."""
-    keep = surveyed.everything
-    keep[..., -1] = False  # the last token is read again
-    keys, values = ([part[None] for part in parts] for parts in (surveyed.keys, surveyed.values))
-    (tokens,) = answer_rows(model, keys, values, [Row(0, (last,), keep)], starts=[surveyed.n - 1], max_new_tokens=1)
-    return tuple(tokens)
+    rows = []
+    for number, (surveyed, token) in enumerate(zip(surveys, last, strict=True)):
+        keep = surveyed.everything
+        keep[..., -1] = False  # the last token is read again
+        rows.append(Row(number, (token,), keep))
+    keys, values = (
+        [torch.stack([getattr(one, name)[layer] for one in surveys]) for layer in range(len(model.geometry))]
+        for name in ("keys", "values")
+    )
+    starts = [surveyed.n - 1 for surveyed in surveys]
+    return [tuple(tokens) for tokens in answer_rows(model, keys, values, rows, starts=starts, max_new_tokens=1)]
 
 
 def question_tokens(seam: Seam, question: Question) -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dropkv.errors import UsageError
+from dropkv.method_names import method_files
 
 Setting = Literal["question-free", "question-aware"]
 
@@ -45,6 +46,7 @@ class AccuracyPlan:
             if not getattr(self, name):
                 raise UsageError(f"a bench without {name} measures nothing: name at least one")
         object.__setattr__(self, "tasks", expand(self.tasks))
+        object.__setattr__(self, "methods", expand_methods(self.methods))
         for setting in self.settings:
             if setting not in SETTINGS:
                 raise UsageError(f"unknown setting {setting!r}: use {' or '.join(SETTINGS)}")
@@ -112,3 +114,10 @@ GROUPS = {
 def expand(names: Sequence[str]) -> tuple[str, ...]:
     """Task names with the groups all-needle and all-ruler spelt out, each once."""
     return tuple(dict.fromkeys(task for name in names for task in GROUPS.get(name, (name,))))
+
+
+def expand_methods(names: Sequence[str]) -> tuple[str, ...]:
+    """Method names with "all" spelt out: every method, then the controls; each once, so what is named before "all" stays first."""
+    every = [name for name in sorted(method_files()) if name not in CONTROLS]
+    spelt = (one for name in names for one in ((*every, *CONTROLS) if name == "all" else (name,)))
+    return tuple(dict.fromkeys(spelt))

@@ -17,12 +17,14 @@ from dropkv.methods._layer import LayerContext, LayerScores
 from dropkv.models import LayerGeometry, Model
 from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
-from dropkv.prefill import read
+from dropkv.prefill import read_together
 from dropkv.prompts import Seam
+
+SLICE = 8192  # document tokens a layer computes at once; the models measured are small
 
 
 class Collector:
-    """A reader that keeps every layer's keys, values and scores."""
+    """A reader that keeps every layer's keys, values and scores; the KV heads are those of all documents that were read together."""
 
     def __init__(self, chosen: Sequence[Method], geometry: Sequence[LayerGeometry]) -> None:
         self.methods: Sequence[Method] = tuple(chosen)
@@ -57,13 +59,22 @@ class Survey:
         self._layers: dict[tuple[str, str], list[LayerScores]] = {}
         self._masks: dict[tuple[str, str], Masks] = {}
 
-    def take(self, observers: Sequence[str], collector: Collector) -> None:
-        """Add what one prefill collected, an observer for each of its methods; keys and values are the same for all."""
+    def take(self, observers: Sequence[str], collector: Collector, number: int, documents: int) -> None:
+        """Add what one prefill collected of document `number` of `documents`, an observer for each method; keys and values are the same for
+        all."""
+
+        def own(x: Tensor, dim: int = 0) -> Tensor:
+            heads = x.shape[dim] // documents
+            return x.narrow(dim, number * heads, heads)
+
         if not self.keys:
-            self.keys, self.values = collector.keys, collector.values
+            self.keys, self.values = [own(k) for k in collector.keys], [own(v) for v in collector.values]
         for index, (observer, method) in enumerate(zip(observers, collector.methods, strict=True)):
             self._methods[observer, method.name] = method
-            self._layers[observer, method.name] = [scores[index] for scores in collector.scores]
+            self._layers[observer, method.name] = [
+                LayerScores(own(part.raw), None if part.beside is None else own(part.beside, 1))
+                for part in (scores[index] for scores in collector.scores)
+            ]
 
     @property
     def everything(self) -> Tensor:
@@ -83,31 +94,33 @@ class Survey:
 def survey(
     model: Model,
     seam: Seam,
-    document: Sequence[int],
+    documents: Sequence[Sequence[int]],
     wanted: Sequence[tuple[str, str]],
     *,
     head_tokens: int,
     chunk: int,
     window: int,
-    seed: int,
-) -> Survey:
-    """Prefill `document` (ids, template head included) once per observer among `wanted`, pairs of observer and method.
+    seeds: Sequence[int],
+) -> list[Survey]:
+    """Prefill documents of one length (ids, template head included) together, once per observer among `wanted`, pairs of observer and method.
 
     Observers: "replay", "tail", "question" (the tail of a document that ends in the question) and "none" (scores that need no queries).
-    Controls that are no methods are passed over. Raises what `read` raises.
+    Controls that are no methods are passed over. Raises what `read_together` raises.
     """
     known = set(methods.names())
-    result = Survey(model, len(document))
+    n = len(documents[0])
+    results = [Survey(model, n) for _ in documents]
     for observers in (("tail", "question", "none"), ("replay",)):
         pairs = sorted({pair for pair in wanted if pair[0] in observers and pair[1] in known and pair[1] != "full"})
-        if not pairs and (result.keys or observers == ("replay",)):
+        if not pairs and (results[0].keys or observers == ("replay",)):
             continue
         chosen = [methods.get(name) for _, name in pairs]
-        observation = plan_tail(window, len(document))
+        observations = [plan_tail(window, n) for _ in documents]
         if observers == ("replay",):
-            observation = plan_replays(seam, document, head_tokens, chunk)
+            observations = [plan_replays(seam, document, head_tokens, chunk) for document in documents]
             chosen = [method.under_replay(head_tokens) for method in chosen]
         collector = Collector(chosen, model.geometry)
-        read(model, document, observation, collector, seed=seed)
-        result.take([observer for observer, _ in pairs], collector)
-    return result
+        read_together(model, documents, observations, collector, seeds=seeds, slice_tokens=SLICE)
+        for number, result in enumerate(results):
+            result.take([observer for observer, _ in pairs], collector, number, len(documents))
+    return results

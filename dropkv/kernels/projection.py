@@ -31,21 +31,31 @@ def roots(wo: Tensor, kv_heads: int, d_v: int) -> Tensor:
 
 def l2_norms(v: Tensor, root: Tensor) -> Tensor:
     """||v_j W_h||_2 [kv_heads, G, n] for v [kv_heads, n, d_v] and R_h [kv_heads, G, d_v, d_v]."""
-    values = v.to(root.dtype)
-    return torch.stack(
-        [torch.stack([(own @ one).norm(dim=-1) for one in roots]) for own, roots in zip(values, root, strict=True)]
-    )
+    kv_heads, group, d_v, _ = root.shape
+    norms = root.new_empty((kv_heads, group, v.shape[1]))
+    rows = _rows(kv_heads * group * d_v, v)
+    for start in range(0, v.shape[1], rows):
+        part = v[:, None, start : start + rows].to(root.dtype)
+        norms[:, :, start : start + rows] = torch.matmul(part, root).norm(dim=-1)
+    return norms
 
 
-def mean_l1_norms(v: Tensor, wo: Tensor) -> Tensor:
-    """The group's mean of ||v_j W_h||_1 [kv_heads, n] for v [kv_heads, n, d_v]."""
-    slices = head_slices(wo, v.shape[0], v.shape[-1])
+def mean_l1_norms(v: Tensor, wo: Tensor, documents: int = 1) -> Tensor:
+    """The group's mean of ||v_j W_h||_1 [kv_heads, n] for v [kv_heads, n, d_v]; the KV heads are those of so many documents."""
+    kv_heads, n, d_v = v.shape
     wide = torch.promote_types(v.dtype, torch.float32)
-    rows = max(1, PRODUCT_ELEMENTS // wo.shape[0])
-    norms = v.new_zeros(v.shape[:2], dtype=wide)
-    for head, own in enumerate(slices):
-        for one in own:
-            weight = one.to(wide)
-            for start in range(0, v.shape[1], rows):
-                norms[head, start : start + rows] += (v[head, start : start + rows].to(wide) @ weight).abs().sum(-1)
-    return norms / slices.shape[1]
+    slices = head_slices(wo, kv_heads // documents, d_v).to(wide)
+    own = v.view(documents, -1, n, d_v)
+    norms = v.new_zeros(own.shape[:3], dtype=wide)
+    rows = _rows(kv_heads * wo.shape[0], v)
+    for start in range(0, n, rows):
+        part = own[:, :, start : start + rows].to(wide)
+        for one in slices.unbind(1):
+            norms[:, :, start : start + rows] += torch.matmul(part, one).abs().sum(-1)
+    return norms.view(kv_heads, n) / slices.shape[1]
+
+
+def _rows(width: int, like: Tensor) -> int:
+    """Keys of one slice, of which each makes `width` numbers."""
+    elements = PRODUCT_ELEMENTS if like.device.type == "cpu" else 16 * PRODUCT_ELEMENTS
+    return max(1, elements // width)

@@ -36,34 +36,37 @@ MAX_MAX = Reduction("max", "max")
 
 
 class Running:
-    """The reduction over queries while the blocks of one KV head go by: `add` them in order, then take the `result`."""
+    """The reduction over queries while the blocks of some KV heads go by: `add` them in order, then take the `result`.
 
-    def __init__(self, how: Reduce, group: int, queries: int, columns: int, like: Tensor) -> None:
+    shape: (KV heads, query heads per KV head, columns) of the result.
+    """
+
+    def __init__(self, how: Reduce, shape: tuple[int, int, int], queries: int, like: Tensor) -> None:
         self.how = how
         self.queries = queries
-        self.state = like.new_full((group, columns), -torch.inf if how == "max" else 0.0)
+        self.state = like.new_full(shape, -torch.inf if how == "max" else 0.0)
         self.spread = torch.zeros_like(self.state) if how in ("var", "mean+200var") else None
 
     def add(self, part: Tensor, first: int) -> None:
-        """Take in the contributions [group, rows, c <= columns] of the queries from `first` on; keys beyond c get nothing from them."""
-        rows, seen = part.shape[1:]
-        state = self.state[:, :seen]
+        """Take in the contributions [h, group, rows, c <= columns] of the queries from `first` on; keys beyond c get nothing from them."""
+        rows, seen = part.shape[2:]
+        state = self.state[..., :seen]
         if self.how == "max":
-            torch.maximum(state, part.amax(1), out=state)
+            torch.maximum(state, part.amax(2), out=state)
         elif self.how == "l2":
-            state += part.square().sum(1)
+            state += part.square().sum(2)
         elif self.how == "last":
             if first + rows == self.queries:
-                state += part[:, -1]
+                state += part[:, :, -1]
         elif self.how == "ema":
-            state += torch.einsum("grc,r->gc", part, self._shares(first, part))
+            state += torch.einsum("hgrc,r->hgc", part, self._shares(first, part))
         elif self.spread is not None:
             self._add_spread(part, first)
         else:
-            state += part.sum(1)
+            state += part.sum(2)
 
     def result(self) -> Tensor:
-        """Reduced contributions [group, columns]; keys that no query sees have 0."""
+        """Reduced contributions [h, group, columns]; keys that no query sees have 0."""
         if self.how == "max":
             return self.state.masked_fill_(self.state == -torch.inf, 0)
         if self.how == "mean":
@@ -76,7 +79,7 @@ class Running:
         return self.state
 
     def _shares(self, first: int, part: Tensor) -> Tensor:
-        age = self.queries - 1 - first - torch.arange(part.shape[1], device=part.device, dtype=part.dtype)
+        age = self.queries - 1 - first - torch.arange(part.shape[2], device=part.device, dtype=part.dtype)
         shares = EMA * (1 - EMA) ** age
         if first == 0:
             shares[0] /= EMA  # the average starts as the oldest contribution itself
@@ -85,20 +88,21 @@ class Running:
     def _add_spread(self, part: Tensor, first: int) -> None:
         """Mean and squared deviations of two sets of queries merged (Chan et al. 1979): differences of large sums are never taken."""
         assert self.spread is not None
-        rows, seen = part.shape[1:]
+        rows, seen = part.shape[2:]
         mean, spread = torch.zeros_like(self.state), torch.zeros_like(self.state)
-        mean[:, :seen] = part.mean(1)
-        spread[:, :seen] = (part - part.mean(1, keepdim=True)).square().sum(1)
+        mean[..., :seen] = part.mean(2)
+        spread[..., :seen] = (part - part.mean(2, keepdim=True)).square().sum(2)
         step = mean - self.state
         both = first + rows
         self.spread += spread + step.square() * (first * rows / both)
         self.state += step * (rows / both)
 
 
-def over_group(scores: Tensor, how: Group) -> Tensor:
-    """[kv_heads, group, columns] -> [kv_heads, columns]."""
+def over_group(scores: Tensor, how: Group, documents: int = 1) -> Tensor:
+    """[kv_heads, group, columns] -> [kv_heads, columns]; the KV heads are those of so many documents, one document after another."""
     if how == "max":
         return scores.amax(1)
     if how == "all heads":
-        return scores.mean((0, 1)).expand(scores.shape[0], -1)
+        own = scores.view(documents, -1, scores.shape[-1])  # each document's query heads
+        return own.mean(1).repeat_interleave(scores.shape[0] // documents, 0)
     return scores.sum(1) if how == "sum" else scores.mean(1)

@@ -30,18 +30,18 @@ __all__ = [
 ]
 
 EPS = 1e-6  # METHODS: p / (1 - p + eps)
-BLOCK_ELEMENTS = (
-    1 << 20
-)  # logits of one block: 4 MiB of float32, near the size of the caches that the passes over it go through
+BLOCK_ELEMENTS = 1 << 20  # logits of one block: 4 MiB of float32, near the size of a CPU's caches
+GPU_BLOCK_ELEMENTS = 1 << 26  # 256 MiB
+CPU_HEADS = 1
 
 LOUD = 0.75  # up to here float32 loses no more than two digits of 1 - p and of a - v
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The scored keys' values of one KV head, prepared once for all blocks: values [c, d_v], and [c, d_v + 2] with ||v||^2 and 1 beside them.
+    """The scored keys' values of some KV heads, prepared once for all blocks: values [h, c, d_v], and [h, c, d_v + 2] with ||v||^2 and 1 beside.
 
-    roots [G, d_v, d_v] and projected [G, c, d_v + 2]: the same for v R_h, where lengths after the output projection are asked.
+    roots [h, G, d_v, d_v] and projected [h, G, c, d_v + 2]: the same for v R, where lengths after the output projection are asked.
     """
 
     values: Tensor
@@ -51,33 +51,29 @@ class Keys:
 
     @classmethod
     def of(cls, values: Tensor, roots: Tensor | None = None) -> Keys:
-        """Prepare values [c, d_v]."""
-        return cls(
-            values,
-            _extended(values),
-            roots,
-            None if roots is None else torch.stack([_extended(values @ root) for root in roots]),
-        )
+        """Prepare values [h, c, d_v]."""
+        projected = None if roots is None else _extended(torch.matmul(values.unsqueeze(1), roots))
+        return cls(values, _extended(values), roots, projected)
 
     def first(self, count: int) -> Keys:
         """Only the first `count` keys."""
-        if count == len(self.values):
+        if count == self.values.shape[1]:
             return self
-        projected = None if self.projected is None else self.projected[:, :count]
-        return Keys(self.values[:count], self.extended[:count], self.roots, projected)
+        projected = None if self.projected is None else self.projected[:, :, :count]
+        return Keys(self.values[:, :count], self.extended[:, :count], self.roots, projected)
 
 
 def _extended(x: Tensor) -> Tensor:
-    return torch.cat([x, x.square().sum(-1, keepdim=True), torch.ones_like(x[:, :1])], 1)
+    return torch.cat([x, x.square().sum(-1, keepdim=True), torch.ones_like(x[..., :1])], -1)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some observation queries of one KV head against the keys they see; rows are (query head, query) pairs, head after head.
+    """Some observation queries of h KV heads against the keys they see; rows are (query head, query) pairs, query head after query head.
 
-    weights [rows, c] are exp(logit - the row's largest), total [rows, 1] their sum over ALL visible keys, so p = weights / total; output
-    [rows, d_v] is a_t over all visible keys. Where one key has p > LOUD, at most one per row, 1 - p and a - v cancel, so those are given
-    apart: `loud` is (row, column) of each such key that is scored, with its odds p / (1 - p + eps) and its residual a - v [., d_v],
+    weights [h, rows, c] are exp(logit - the row's largest), total [h, rows, 1] their sum over ALL visible keys, so p = weights / total; output
+    [h, rows, d_v] is a_t over all visible keys. Where one key has p > LOUD, at most one per row, 1 - p and a - v cancel, so those are given
+    apart: `loud` is (KV head, row, column) of each such key that is scored, with its odds p / (1 - p + eps) and its residual a - v [., d_v],
     computed from the sum over all OTHER keys.
     """
 
@@ -85,50 +81,49 @@ class Block:
     total: Tensor
     keys: Keys
     output: Tensor
-    loud: tuple[Tensor, Tensor]
+    loud: tuple[Tensor, Tensor, Tensor]
     loud_odds: Tensor
     loud_residual: Tensor
 
     def probability(self) -> Tensor:
-        """p [rows, c]."""
+        """p [h, rows, c]."""
         return self.weights / self.total
 
     def odds(self) -> Tensor:
-        """p / (1 - p + eps) [rows, c]."""
+        """p / (1 - p + eps) [h, rows, c]."""
         odds = torch.sub(self.total * (1.0 + EPS), self.weights)
         torch.div(self.weights, odds, out=odds)
         odds[self.loud] = self.loud_odds
         return odds
 
     def squared_distance(self) -> Tensor:
-        """||a - v||^2 [rows, c], as one matrix product from ||v||^2 - 2<a, v> + ||a||^2; rounding can leave a small one below zero."""
-        distance = torch.matmul(_against(self.output), self.keys.extended.T)
+        """||a - v||^2 [h, rows, c], as one matrix product from ||v||^2 - 2<a, v> + ||a||^2; rounding can leave a small one below zero."""
+        distance = torch.matmul(_against(self.output), self.keys.extended.transpose(-1, -2))
         distance[self.loud] = self.loud_residual.square().sum(-1)
         return distance
 
     def squared_distance_projected(self) -> Tensor:
-        """||(a - v) W_h||_2^2 [rows, c], each query head after its own slice of the output projection."""
+        """||(a - v) W_h||_2^2 [h, rows, c], each query head after its own slice of the output projection."""
         roots, projected = self.keys.roots, self.keys.projected
         assert roots is not None and projected is not None
-        row, column = self.loud
-        group, each = len(roots), len(self.output) // len(roots)
-        outputs = self.output.view(group, each, -1)
-        distance = torch.cat(
-            [torch.matmul(_against(outputs[h] @ roots[h]), projected[h].T) for h in range(group)]
-        )  # heads one after another, as the rows are
-        for h in range(group):
-            own = row // each == h
-            distance[row[own], column[own]] = (self.loud_residual[own] @ roots[h]).square().sum(-1)
+        heads, rows, d = self.output.shape
+        by_head = (heads, roots.shape[1], rows // roots.shape[1], d)
+        outputs = torch.matmul(self.output.view(by_head), roots)
+        distance = torch.matmul(_against(outputs), projected.transpose(-1, -2)).view(heads, rows, -1)
+        residuals = torch.zeros_like(self.output)  # one row has one loud key at most
+        residuals[self.loud[:2]] = self.loud_residual
+        squares = torch.matmul(residuals.view(by_head), roots).square().sum(-1).view(heads, rows)
+        distance[self.loud] = squares[self.loud[:2]]
         return distance
 
     def inner(self) -> Tensor:
-        """<a, v> [rows, c]."""
-        return torch.matmul(self.output, self.keys.values.T)
+        """<a, v> [h, rows, c]."""
+        return torch.matmul(self.output, self.keys.values.transpose(-1, -2))
 
 
 def _against(a: Tensor) -> Tensor:
-    """The left side of a product with `Keys.extended` that makes squared distances: [rows, d_v] -> [rows, d_v + 2]."""
-    return torch.cat([a * -2, torch.ones_like(a[:, :1]), a.square().sum(-1, keepdim=True)], dim=1)
+    """The left side of a product with `Keys.extended` that makes squared distances: [..., d_v] -> [..., d_v + 2]."""
+    return torch.cat([a * -2, torch.ones_like(a[..., :1]), a.square().sum(-1, keepdim=True)], dim=-1)
 
 
 Contribution = Callable[[Block], Tensor]
@@ -136,15 +131,19 @@ Finish = Callable[[Tensor], Tensor]
 
 
 class Observed(Protocol):
-    """Observation queries that can be gone through block by block, KV head by KV head."""
+    """Observation queries that can be gone through block by block, some KV heads at a time."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """kv_heads, query heads per KV head, queries, scored keys."""
         ...
 
-    def blocks(self, head: int) -> Iterator[tuple[int, int, Block]]:
-        """(first query, end, block) of one KV head, in order."""
+    def slabs(self) -> Iterator[slice]:
+        """KV heads that are gone through together."""
+        ...
+
+    def blocks(self, heads: slice) -> Iterator[tuple[int, int, Block]]:
+        """(first query, end, block) of some KV heads, in order."""
         ...
 
 
@@ -167,26 +166,30 @@ def score_blocks(
     return score_jobs(observed, [Job(contribution, reduction, finish)])[0]
 
 
-def score_jobs(observed: Observed, jobs: Sequence[Job]) -> list[Tensor]:
-    """Scores float32 [kv_heads, columns] of every job; the attention is computed once for all of them."""
-    kv_heads, group, m, columns = observed.shape
+def score_jobs(observed: Observed, jobs: Sequence[Job], documents: int = 1) -> list[Tensor]:
+    """Scores float32 [kv_heads, columns] of every job; the attention is computed once for all of them.
+
+    documents: the KV heads are those of so many documents, one document after another.
+    """
+    _, group, m, columns = observed.shape
     done: list[list[Tensor]] = [[] for _ in jobs]
-    for head in range(kv_heads):
+    for heads in observed.slabs():
         running: list[Running] = []
-        for start, stop, block in observed.blocks(head):
+        for start, stop, block in observed.blocks(heads):
+            together = len(block.output)
             if not running:
-                like = block.output
-                running = [Running(job.reduction.queries, group, m, columns, like) for job in jobs]
+                shape = (together, group, columns)
+                running = [Running(job.reduction.queries, shape, m, block.output) for job in jobs]
             for job, state in zip(jobs, running, strict=True):
-                state.add(job.contribution(block).view(group, stop - start, -1), start)
+                state.add(job.contribution(block).view(together, group, stop - start, -1), start)
         for state, results in zip(running, done, strict=True):
             results.append(state.result())
     scores = []
     for job, results in zip(jobs, done, strict=True):
-        total = torch.stack(results)
+        total = torch.cat(results)
         if job.finish is not None:
             total = job.finish(total)
-        scores.append(over_group(total, job.reduction.group).float())
+        scores.append(over_group(total, job.reduction.group, documents).float())
     return scores
 
 
@@ -216,28 +219,32 @@ class Window:
         """kv_heads, query heads per KV head, queries, scored keys."""
         return (*self.q.shape[:3], self.k.shape[1] if self.columns is None else self.columns)
 
+    def slabs(self) -> Iterator[slice]:
+        """KV heads that are gone through together."""
+        return _slabs(self.q)
+
     def attend(self) -> Tensor:
         """Attention outputs [kv_heads, G, m, d_v] without any score, in float32 (float64 for float64 inputs)."""
         outputs = self.q.new_empty((*self.q.shape[:3], self.v.shape[-1]), dtype=_wide(self.q))
-        for head in range(self.q.shape[0]):
-            for _ in replace(self, columns=0, outputs=outputs, roots=None).blocks(head):
+        for heads in self.slabs():
+            for _ in replace(self, columns=0, outputs=outputs, roots=None).blocks(heads):
                 pass
         return outputs
 
-    def blocks(self, head: int) -> Iterator[tuple[int, int, Block]]:
-        """(first query, end, block) of one KV head, in order."""
+    def blocks(self, heads: slice) -> Iterator[tuple[int, int, Block]]:
+        """(first query, end, block) of some KV heads, in order."""
         _, group, m, columns = self.shape
         n = self.k.shape[1]
-        rows = _rows(m, group * n, self.q)
-        q, k, v = (part[head].to(_wide(part)) for part in (self.q, self.k, self.v))
-        keys = Keys.of(v[:columns], None if self.roots is None else self.roots[head].to(v.dtype))
+        q, k, v = (part[heads].to(_wide(part)) for part in (self.q, self.k, self.v))
+        rows = _rows(m, len(q) * group * n, self.q)
+        keys = Keys.of(v[:, :columns], None if self.roots is None else self.roots[heads].to(v.dtype))
         for start in range(0, m, rows):
             stop = min(m, start + rows)
             seen = n - m + stop
             near = keys.first(min(columns, seen))
-            block = self._block(q[:, start:stop], k[:seen], v[:seen], near, self._hidden(start, stop, seen))
+            block = self._block(q[:, :, start:stop], k[:, :seen], v[:, :seen], near, self._hidden(start, stop, seen))
             if self.outputs is not None:
-                self.outputs[head, :, start:stop] = block.output.view(group, stop - start, -1)
+                self.outputs[heads, :, start:stop] = block.output.view(len(q), group, stop - start, -1)
             yield start, stop, block
 
     def _hidden(self, start: int, stop: int, seen: int) -> Tensor | None:
@@ -249,39 +256,48 @@ class Window:
         return (own.unsqueeze(1) - self.positions[:seen].unsqueeze(0)) >= self.reach
 
     def _block(self, q: Tensor, k: Tensor, v: Tensor, keys: Keys, hidden: Tensor | None) -> Block:
-        group, rows, _ = q.shape
-        seen, columns = k.shape[0], len(keys.values)
-        logits = torch.matmul((q * self.scale).reshape(group * rows, -1), k.T)
+        heads, group, rows, _ = q.shape
+        seen, columns = k.shape[1], keys.values.shape[1]
+        logits = torch.matmul((q * self.scale).reshape(heads, group * rows, -1), k.transpose(1, 2))
         if self.softcap is not None:
             logits.div_(self.softcap).tanh_().mul_(self.softcap)
-        by_head = logits.view(group, rows, seen)
+        by_head = logits.view(heads, group, rows, seen)
         if rows > 1:
             future = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu_(1)
-            by_head[:, :, seen - rows :].masked_fill_(future, -torch.inf)
+            by_head[..., seen - rows :].masked_fill_(future, -torch.inf)
         if hidden is not None:
             by_head.masked_fill_(hidden, -torch.inf)
         weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
         total = weights.sum(-1, keepdim=True)
-        row = torch.nonzero(total.squeeze(-1) < 1 / LOUD).squeeze(-1)
-        loud = weights.index_select(0, row)
+        flat = weights.view(-1, seen)
+        index = torch.nonzero(total.view(-1) < 1 / LOUD).squeeze(-1)
+        loud = flat.index_select(0, index)
         column = loud.max(-1).indices
         rest = loud.scatter_(-1, column.unsqueeze(-1), 0).sum(-1, keepdim=True)  # (1 - p) * total, without cancellation
-        weights[row, column] = 0
+        flat[index, column] = 0
         output = torch.matmul(weights, v)
-        weights[row, column] = 1
-        total[row] = 1 + rest
-        others, own = output.index_select(0, row), v.index_select(0, column)
-        output.index_add_(0, row, own).div_(total)
-        scored = column < columns
-        residual = (others - rest * own) / (1 + rest)
+        flat[index, column] = 1
+        total.view(-1, 1)[index] = 1 + rest
+        head, row = index // (group * rows), index % (group * rows)
+        own = v[head, column]
+        by_row = output.view(len(flat), output.shape[-1])
+        others = by_row.index_select(0, index)
+        by_row.index_add_(0, index, own)
+        output.div_(total)
+        odds, residual = 1 / (rest + EPS * (1 + rest)), (others - rest * own) / (1 + rest)
+        if columns < seen:  # some visible keys are not scored
+            scored = torch.nonzero(column < columns).squeeze(-1)
+            head, row, column, odds, residual = (
+                part.index_select(0, scored) for part in (head, row, column, odds, residual)
+            )
         return Block(
-            weights=weights[:, :columns],
+            weights=weights[..., :columns],
             total=total,
             keys=keys,
             output=output,
-            loud=(row[scored], column[scored]),
-            loud_odds=(1 / (rest + EPS * (1 + rest))).squeeze(-1)[scored],
-            loud_residual=residual[scored],
+            loud=(head, row, column),
+            loud_odds=odds.squeeze(-1),
+            loud_residual=residual,
         )
 
 
@@ -306,35 +322,44 @@ class Attended:
         """kv_heads, query heads per KV head, queries, scored keys."""
         return (*self.q.shape[:3], self.k.shape[1])
 
-    def blocks(self, head: int) -> Iterator[tuple[int, int, Block]]:
-        """(first query, end, block) of one KV head, in order."""
+    def slabs(self) -> Iterator[slice]:
+        """KV heads that are gone through together."""
+        return _slabs(self.q)
+
+    def blocks(self, heads: slice) -> Iterator[tuple[int, int, Block]]:
+        """(first query, end, block) of some KV heads, in order."""
         _, group, m, columns = self.shape
-        rows = _rows(m, group * columns, self.q)
-        q, k, v, outputs = (part[head].to(_wide(part)) for part in (self.q, self.k, self.v, self.outputs))
-        keys = Keys.of(v, None if self.roots is None else self.roots[head].to(v.dtype))
+        q, k, v, outputs = (part[heads].to(_wide(part)) for part in (self.q, self.k, self.v, self.outputs))
+        rows = _rows(m, len(q) * group * columns, self.q)
+        keys = Keys.of(v, None if self.roots is None else self.roots[heads].to(v.dtype))
         for start in range(0, m, rows):
             stop = min(m, start + rows)
-            output = outputs[:, start:stop].reshape(group * (stop - start), -1)
-            logits = torch.matmul((q[:, start:stop] * self.scale).reshape(len(output), -1), k.T)
-            p = logits.sub_(self.log_sum_exp[head, :, start:stop].reshape(-1, 1)).exp_()
-            row = torch.nonzero(p.amax(-1) > LOUD).squeeze(-1)
-            largest, column = p.index_select(0, row).max(-1)
-            residual = output.index_select(0, row) - v.index_select(0, column)
+            output = outputs[:, :, start:stop].reshape(len(q), group * (stop - start), -1)
+            logits = torch.matmul((q[:, :, start:stop] * self.scale).reshape(*output.shape[:2], -1), k.transpose(1, 2))
+            p = logits.sub_(self.log_sum_exp[heads, :, start:stop].reshape(*output.shape[:2], 1)).exp_()
+            head, row = torch.nonzero(p.amax(-1) > LOUD, as_tuple=True)
+            largest, column = p[head, row].max(-1)
             block = Block(
                 weights=p,
-                total=torch.ones_like(p[:, :1]),
+                total=torch.ones_like(p[..., :1]),
                 keys=keys,
                 output=output,
-                loud=(row, column),
+                loud=(head, row, column),
                 loud_odds=largest / (1 - largest).clamp_(min=0).add_(EPS),
-                loud_residual=residual,
+                loud_residual=output[head, row] - v[head, column],
             )
             yield start, stop, block
 
 
+def _slabs(q: Tensor) -> Iterator[slice]:
+    """All KV heads at once on a GPU, where each operation costs a launch; few on a CPU, whose caches hold few."""
+    step = CPU_HEADS if q.device.type == "cpu" else max(1, len(q))
+    return (slice(start, start + step) for start in range(0, len(q), step))
+
+
 def _rows(m: int, columns: int, like: Tensor) -> int:
-    """Queries of one block; a GPU takes larger ones, since there each operation costs a launch and none has a cache to stay in."""
-    elements = BLOCK_ELEMENTS * (32 if like.is_cuda else 1)
+    """Queries of one block; a GPU takes larger ones, for the same reason."""
+    elements = BLOCK_ELEMENTS if like.device.type == "cpu" else GPU_BLOCK_ELEMENTS
     return max(1, min(m, elements // max(1, columns)))
 
 

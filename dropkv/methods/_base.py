@@ -46,16 +46,18 @@ class Pool:
     size: int
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Pooled scores, same shape as `scores` [kv_heads, n]."""
+        """Pooled scores, same shape as `scores` [..., n]."""
         if self.size == 1:
             return scores
         half = self.size // 2
-        rows = scores.unsqueeze(1)
+        rows = scores.reshape(-1, 1, scores.shape[-1])
         if self.kind == "max":
-            return F.max_pool1d(rows, self.size, stride=1, padding=half).squeeze(1)
-        if self.kind == "drift":
-            return F.avg_pool1d(F.pad(rows, (half, half), mode="replicate"), self.size, stride=1).squeeze(1)
-        return F.avg_pool1d(rows, self.size, stride=1, padding=half, count_include_pad=True).squeeze(1)
+            pooled = F.max_pool1d(rows, self.size, stride=1, padding=half)
+        elif self.kind == "drift":
+            pooled = F.avg_pool1d(F.pad(rows, (half, half), mode="replicate"), self.size, stride=1)
+        else:
+            pooled = F.avg_pool1d(rows, self.size, stride=1, padding=half, count_include_pad=True)
+        return pooled.view(scores.shape)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Method:
     beside: further jobs over the same queries, stored as the parts of LayerScores.beside; or `beside_window`, from the queries themselves.
     finish: the last step once a layer's queries have all been seen.
     ranked: scores as the rule sees them, from (method, scores, kept, forced positions); given where they depend on the budget or more than
-    pooling is done.
+    pooling is done. A layer's are [kv_heads, n]; with a dimension of layers in front every layer is ranked for itself.
     projected: lengths are measured behind the output projection. two_stages: CriticalKV's selection inside a head. recent_half: the newest
     half of the budget is kept whatever its score. needs: what has to be collected beside keys, values and observation queries.
     """
@@ -165,11 +167,11 @@ class Method:
         )
 
     def pooled(self, scores: Tensor) -> Tensor:
-        """Scores [kv_heads, n] after pooling."""
+        """Scores [..., n] after pooling."""
         return scores if self.pool is None else self.pool(scores)
 
     def comparable(self, scores: LayerScores, kept: int, forced: Sequence[int]) -> Tensor:
-        """Scores [kv_heads, n] as the budget rule sees them."""
+        """Scores [kv_heads, n] as the budget rule sees them; of several layers at once [layers, kv_heads, n]."""
         return self.pooled(scores.raw) if self.ranked is None else self.ranked(self, scores, kept, forced)
 
     def _job(self, weigh: Finish | None) -> Job:
@@ -201,7 +203,7 @@ def observe_all(
             weigh = method.weigh(context)[..., first : first + queries.shape[3]].mul
         key = (method.observed, method.power, method.reduction, method.weigh)
         wanted.append([place(key, method._job(weigh)), *(place(job, job) for job in method.beside)])
-    done = score_jobs(queries, jobs)
+    done = score_jobs(queries, jobs, context.documents)
     scores = []
     for method, (own, *others) in zip(methods, wanted, strict=True):
         beside = [done[other] for other in others]
@@ -230,7 +232,7 @@ def _root(squares: Tensor) -> Tensor:
 
 
 def odds_times_distance(block: Block, power: int) -> Tensor:
-    """(p / (1 - p + eps))^power * ||a - v||^power [rows, c]: what one query's output moves when one key is dropped (DropKV)."""
+    """(p / (1 - p + eps))^power * ||a - v||^power [h, rows, c]: what one query's output moves when one key is dropped (DropKV)."""
     squared = block.squared_distance()
     odds = block.odds()
     if power == 2:

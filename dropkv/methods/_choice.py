@@ -75,7 +75,7 @@ class Choice:
 
 
 def second_stage(pooled: Tensor, scores: LayerScores) -> Tensor:
-    """CriticalKV's score of stage 2 [kv_heads, n]: (pooled p + 1e-4) * mean ||v W_O^h||_1."""
+    """CriticalKV's score of stage 2 [..., kv_heads, n]: (pooled p + 1e-4) * mean ||v W_O^h||_1."""
     assert scores.beside is not None
     return (pooled + STAGE_TWO_EPS) * scores.beside[0]
 
@@ -83,6 +83,12 @@ def second_stage(pooled: Tensor, scores: LayerScores) -> Tensor:
 def preference(scores: LayerScores, forced: int, n: int) -> float:
     """CAKE's share of a layer before normalising: the entropy of the window's attention times the sum of its variances, without the last
     `forced` columns. Both in float64: long documents have small terms."""
+    return preferences(scores, forced, n)[0]
+
+
+def preferences(scores: LayerScores, forced: int, n: int) -> list[float]:
+    """`preference` of several layers, beside [2, layers, kv_heads, n]."""
     assert scores.beside is not None
-    entropy, variance = scores.beside[..., : n - forced].double().sum((1, 2)).tolist()
-    return max(0.0, float(entropy)) * max(0.0, float(variance))
+    terms = scores.beside[..., : n - forced].double().sum((-2, -1)).view(2, -1)
+    entropy, variance = terms.clamp(min=0).tolist()
+    return [one * other for one, other in zip(entropy, variance, strict=True)]

@@ -24,6 +24,8 @@ class LayerContext:
     wo [model dim, heads * d_v]: the output projection as nn.Linear stores it, or how to get it.
     attention [kv_heads, n]: the mean over the group's heads of the attention that ALL document queries pay each key, summed.
     expected: mean and covariance of the queries to come (see `expected_attention`).
+    more_seeds: where several documents of n tokens are read together, their KV heads stand one document after another, and these are the
+    seeds of the second and later ones.
     What is None was not collected; a method that needs it raises UsageError.
     """
 
@@ -36,6 +38,12 @@ class LayerContext:
     attention: Tensor | None = None
     expected: Moments | None = None
     seed: int = 0
+    more_seeds: tuple[int, ...] = ()
+
+    @property
+    def documents(self) -> int:
+        """How many documents are read together."""
+        return 1 + len(self.more_seeds)
 
     @property
     def n(self) -> int:
@@ -53,7 +61,8 @@ class LayerContext:
     @cached_property
     def roots(self) -> Tensor:
         """[kv_heads, G, d_v, d_v] with ||x R_h||_2 = ||x W_h||_2."""
-        return roots(self.projection, self.v.shape[0], self.v.shape[-1])
+        own = roots(self.projection, self.v.shape[0] // self.documents, self.v.shape[-1])
+        return own.repeat(self.documents, 1, 1, 1)
 
     @cached_property
     def value_lengths(self) -> Tensor:
@@ -63,7 +72,7 @@ class LayerContext:
     @cached_property
     def value_sizes(self) -> Tensor:
         """The group's mean of ||v_j W_h||_1 [kv_heads, n]."""
-        return mean_l1_norms(self.v, self.projection)
+        return mean_l1_norms(self.v, self.projection, self.documents)
 
     def window(self, *, projected: bool) -> Window:
         """The observation queries of the document's last positions; with the projection's roots where lengths behind it are asked."""

@@ -10,7 +10,7 @@ from dropkv.methods._base import Block, Method
 
 
 def along_output(block: Block, power: int) -> Tensor:
-    """p <a, v> [rows, c]."""
+    """p <a, v> [h, rows, c]."""
     return block.probability().mul_(block.inner())
 
 

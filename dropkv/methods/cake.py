@@ -12,7 +12,7 @@ from dropkv.methods._base import Block, Job, Method, Pool, Reduction, probabilit
 
 
 def entropy(block: Block) -> Tensor:
-    """-p ln(p + 1e-10) [rows, c]."""
+    """-p ln(p + 1e-10) [h, rows, c]."""
     p = block.probability()
     return (p + 1e-10).log_().mul_(p).neg_()
 

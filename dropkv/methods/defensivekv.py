@@ -20,9 +20,9 @@ SAFE = 0.9
 
 
 def smoothed(block: Block, power: int) -> Tensor:
-    """p averaged over neighbouring keys that the query sees, every row scaled to its own sum [rows, c]."""
+    """p averaged over neighbouring keys that the query sees, every row scaled to its own sum [h, rows, c]."""
     p = block.probability()
-    pooled = F.avg_pool1d(p.unsqueeze(1), NEIGHBOURS, stride=1, padding=NEIGHBOURS // 2).squeeze(1)
+    pooled = F.avg_pool1d(p, NEIGHBOURS, stride=1, padding=NEIGHBOURS // 2)
     pooled.mul_(p > 0)  # nothing spills into the query's future
     return pooled.mul_(p.sum(-1, keepdim=True) / pooled.sum(-1, keepdim=True).clamp(min=1e-30))
 
@@ -43,14 +43,14 @@ def safe_first(method: Method, scores: LayerScores, kept: int, forced: Sequence[
     mass = scores.beside[0].clone()
     wanted = SAFE * mass.sum(-1, keepdim=True)
     index = torch.tensor(list(forced), dtype=torch.long, device=mass.device)
-    wanted = wanted - mass[:, index].sum(-1, keepdim=True)
-    mass[:, index] = -1
+    wanted = wanted - mass[..., index].sum(-1, keepdim=True)
+    mass[..., index] = -1
     order = torch.sort(mass, dim=-1, descending=True, stable=True)
     before = order.values.clamp(min=0).cumsum(-1) - order.values.clamp(min=0)
     safe = (before < wanted) & (order.values > 0)
-    safe[:, room:] = False
-    top = ranked.max() + 1
-    return ranked.scatter(1, order.indices, torch.where(safe, top, ranked.gather(1, order.indices)))
+    safe[..., room:] = False
+    top = ranked.amax((-2, -1), keepdim=True) + 1
+    return ranked.scatter(-1, order.indices, torch.where(safe, top, ranked.gather(-1, order.indices)))
 
 
 METHOD = Method(

@@ -7,6 +7,7 @@ how the group's heads meet the projection, here whole scores are averaged.
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from dropkv.methods._base import LayerContext, LayerScores, Method, Pool, Reduction, probability
@@ -20,8 +21,8 @@ def lengths(context: LayerContext) -> Tensor:
 def shares(method: Method, scores: LayerScores, kept: int, forced: Sequence[int]) -> Tensor:
     """Pooled scores as shares of the layer's sum."""
     pooled = method.pooled(scores.raw)
-    total = pooled.sum()
-    return pooled / total if total > 0 else pooled
+    total = pooled.sum((-2, -1), keepdim=True)
+    return pooled / torch.where(total > 0, total, 1)
 
 
 METHOD = Method(

@@ -8,8 +8,12 @@ from dropkv.methods._base import LayerContext, Method
 
 def scores(layer: LayerContext) -> Tensor:
     """[kv_heads, n] from the layer's seed."""
-    generator = torch.Generator().manual_seed(layer.seed)
-    return torch.rand(layer.k.shape[:2], generator=generator).to(layer.k.device)
+    heads = layer.k.shape[0] // layer.documents
+    parts = [
+        torch.rand((heads, layer.n), generator=torch.Generator().manual_seed(seed))
+        for seed in (layer.seed, *layer.more_seeds)
+    ]
+    return torch.cat(parts).to(layer.k.device)
 
 
 METHOD = Method("random", "a control: random tokens", unobserved=scores)

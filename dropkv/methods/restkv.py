@@ -22,28 +22,28 @@ SCALE = 2000  # tokens of drift that widen the window by one on each side
 
 
 def step_length(block: Block, power: int) -> Tensor:
-    """p / (1 - p + eps) * ||(a - v) W_O^h||_2 [rows, c]."""
+    """p / (1 - p + eps) * ||(a - v) W_O^h||_2 [h, rows, c]."""
     return block.odds().mul_(block.squared_distance_projected().clamp_(min=0).sqrt_())
 
 
 def drift(queries: Observed) -> Tensor:
     """[1, kv_heads, n]: at place c - 1, D for the c best keys of every query, all query heads of a KV head taken together."""
-    kv_heads, group, m, n = queries.shape
+    _, group, m, n = queries.shape
     early = m // 2
     found = []
-    for head in range(kv_heads):
+    for heads in queries.slabs():
         total: Tensor | None = None
-        for start, stop, block in queries.blocks(head):
-            p = F.pad(block.probability(), (0, n - block.weights.shape[1]), value=-1.0)  # keys yet unseen come last
-            best = torch.sort(p, dim=1, descending=True, stable=True).indices.double()
-            places = best.cumsum(1).view(group, stop - start, n).sum(0)
+        for start, stop, block in queries.blocks(heads):
+            p = F.pad(block.probability(), (0, n - block.weights.shape[-1]), value=-1.0)  # keys yet unseen come last
+            best = torch.sort(p, dim=-1, descending=True, stable=True).indices.double()
+            places = best.cumsum(-1).view(len(p), group, stop - start, n).sum(1)
             signs = [1 / early if row < early else 1 / (early - m) for row in range(start, stop)]
             part = torch.tensor(signs, dtype=torch.float64, device=p.device) @ places
             total = part if total is None else total + part
         assert total is not None
         counts = group * torch.arange(1, n + 1, device=total.device)
         found.append((total / counts if early else torch.zeros_like(total)).float())
-    return torch.stack(found).unsqueeze(0)
+    return torch.cat(found).unsqueeze(0)
 
 
 def follow(method: Method, scores: LayerScores, kept: int, forced: Sequence[int]) -> Tensor:
@@ -51,13 +51,15 @@ def follow(method: Method, scores: LayerScores, kept: int, forced: Sequence[int]
     best = kept - len(forced)
     if method.pool is None or method.pool.kind != "drift" or scores.beside is None or best < 1:
         return method.pooled(scores.raw)
-    pooled = []
-    for row, far in zip(scores.raw, scores.beside[0, :, best - 1].tolist(), strict=True):
-        width = max(method.pool.size, 2 * int(abs(far) // SCALE) + 1)
-        half, shift = width // 2, math.floor(far / SCALE) + (far < 0)
-        padded = F.pad(row[None, None], (half - shift, half + shift), mode="replicate")
-        pooled.append(F.avg_pool1d(padded, width, stride=1)[0, 0])
-    return torch.stack(pooled)
+    rows = scores.raw.reshape(-1, scores.raw.shape[-1])
+    far = scores.beside[0, ..., best - 1].flatten().tolist()
+    windows = [(max(method.pool.size, 2 * int(abs(d) // SCALE) + 1), math.floor(d / SCALE) + (d < 0)) for d in far]
+    pooled = torch.empty_like(rows)
+    for width, shift in sorted(set(windows)):
+        own = torch.tensor([window == (width, shift) for window in windows], device=rows.device)
+        padded = F.pad(rows[own].unsqueeze(1), (width // 2 - shift, width // 2 + shift), mode="replicate")
+        pooled[own] = F.avg_pool1d(padded, width, stride=1).squeeze(1)
+    return pooled.view(scores.raw.shape)
 
 
 METHOD = Method(

@@ -27,13 +27,18 @@ def document() -> list[int]:
     return torch.randint(3, tiny.VOCABULARY - 10, (N,), generator=generator).tolist()
 
 
+def other() -> list[int]:
+    return list(reversed(document()))
+
+
 @pytest.fixture(scope="module")
 def surveyed() -> tuple[Survey, object]:
     model = tiny.model("llama")
     seam = Seam.of(model.tokenizer, name=model.id)
     pairs = [(observer, name) for observer in ("tail", "replay") for name in OBSERVED]
     pairs = [pair for pair in pairs if pair != ("tail", "kvzip")]
-    return survey(model, seam, document(), pairs, head_tokens=HEAD, chunk=CHUNK, window=8, seed=0), model
+    both = [other(), document()]  # read together, yet each is what it is alone
+    return survey(model, seam, both, pairs, head_tokens=HEAD, chunk=CHUNK, window=8, seeds=[5, 0])[1], model
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -75,6 +80,12 @@ def test_one_value_may_stand_for_a_list():
     plan = make_plan(tasks="all-needle", lengths=1024, budgets=[0.1])
     assert plan.tasks == ("noise", "prose", "four-keys", "four-values", "four-queries")
     assert plan.lengths == (1024,) and plan.budgets == (0.1,)
+
+
+def test_all_methods_are_every_method_and_the_controls():
+    plan = make_plan(methods=["dropkv", "all"])
+    assert plan.methods[0] == "dropkv" and len(plan.methods) == len(set(plan.methods))
+    assert set(plan.methods) == {*methods.names(), "full", "random", "no-document", "random-answer"}
 
 
 def test_cells_ask_no_control_twice():

@@ -150,16 +150,17 @@ def test_cake_terms_by_hand():
     assert close(layer.raw[:, :2], [[3 / 8 + 200 / 32, (4 / 8 + 3 / 8) / 2 + 100 * (1 / 8 + 1 / 32)]])
 
 
-@pytest.mark.parametrize("block", [1 << 20, 300, 1])
+@pytest.mark.parametrize("block,together", [(1 << 20, 1), (300, 1), (1, 1), (1 << 20, 4), (2500, 3)])
 @pytest.mark.parametrize("name", ["andpro", "cake", "caote", "criticalkv", "defensivekv", "laprox", "restkv", "tova"])
-def test_blocks_do_not_change_scores(monkeypatch, block, name):
-    """Window and known outputs, few queries a block or many: scores and what stands beside them agree."""
+def test_blocks_do_not_change_scores(monkeypatch, block, together, name):
+    """Window and known outputs, few queries a block or many, one KV head or several: scores and what stands beside them agree."""
     path = score_files()[-1]
     with safe_open(path, "pt") as file:
         q, k, v, wo = (file.get_tensor(part) for part in ("q", "k", "v", "wo"))
     context = LayerContext(k, v, 0.25, q=q.view(4, 3, 8, 16), wo=wo)
     want = get(name).layer_scores(context)
     monkeypatch.setattr("dropkv.kernels.score.BLOCK_ELEMENTS", block)
+    monkeypatch.setattr("dropkv.kernels.score.CPU_HEADS", together)
     got = get(name).layer_scores(context)
     assert torch.allclose(want.raw, got.raw, rtol=1e-4, atol=1e-9)
     if want.beside is not None:

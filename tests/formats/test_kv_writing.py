@@ -192,7 +192,9 @@ def start_writer(path: Path) -> subprocess.Popen[bytes]:
         [sys.executable, "-c", WRITER, str(path)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores Ctrl-C and hands that down
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a background job ignores Ctrl-C and hands that down
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
