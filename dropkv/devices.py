@@ -7,10 +7,15 @@ layer here (its entries, buffers, tail) lives where the layer computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from dropkv.errors import UsageError
+
+if TYPE_CHECKING:
+    from dropkv.models import Model
 
 ROOM = 0.75  # share of a GPU's free memory that weights may take: the rest is for entries, slices and answers
 
@@ -61,6 +66,15 @@ def device_map(
         return {"device_map": {"": devices[0]}}
     room = {device.index or 0: int(ROOM * free(device)) for device in devices}
     return {"device_map": "balanced" if size <= sum(room.values()) else "auto", "max_memory": room | {"cpu": 1 << 50}}
+
+
+def refuse_spread(model: Model) -> None:
+    """Raise UsageError for a model on several devices, where one is needed."""
+    if len(set(model.devices)) > 1:
+        names = ", ".join(sorted({str(device) for device in model.devices}))
+        raise UsageError(
+            f"{model.id} is spread over {names}, the bench needs it on one: use --device cuda:0 or a smaller model"
+        )
 
 
 def wait_for(devices: Sequence[torch.device]) -> None:

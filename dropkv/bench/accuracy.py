@@ -59,6 +59,7 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note)
     note is told about skipped tasks and progress. Raises UsageError for unknown names and for lengths beyond the model's context.
     """
     plan.check_methods()
+    refuse_spread(model)
     seam = Seam.of(model.tokenizer, name=model.id)
     for length in plan.lengths:
         positions = model.regime(length).up_to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from accelerate import cpu_offload, dispatch_model
 from dropkv.attention import output_projection
 from dropkv.cache import Tail
 from dropkv.compression import Compression, compress_document
-from dropkv.devices import ROOM, device_map, execution_device, named_weights
+from dropkv.devices import ROOM, device_map, execution_device, named_weights, refuse_spread
 from dropkv.documents import Document
 from dropkv.errors import UsageError
 from dropkv.identity import mismatches
@@ -118,6 +119,13 @@ def test_what_from_pretrained_is_told() -> None:
     assert device_map(40 * GIB, [one, two], free, named=False) == {"device_map": "auto", "max_memory": room}
     alone = device_map(9 * GIB, [one], free, named=False)
     assert alone == {"device_map": "auto", "max_memory": {0: room[0], "cpu": 1 << 50}}
+
+
+def test_the_bench_needs_one_device(tiny_llama: Model) -> None:
+    refuse_spread(tiny_llama)
+    places = tuple(torch.device("cuda", index) for index in (0, 0, 1))
+    with pytest.raises(UsageError, match=r"tiny-llama is spread over cuda:0, cuda:1, .*: use --device cuda:0"):
+        refuse_spread(replace(tiny_llama, layer_devices=places))
 
 
 def test_several_devices_are_gpus() -> None:

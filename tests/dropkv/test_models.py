@@ -265,6 +265,32 @@ def test_refused_by_name_with_the_reason(fields: dict[str, Any], said: str) -> N
     assert "use a decoder-only model" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "own", "said"),
+    [
+        ("gpt_oss", {"num_local_experts": 2}, "sinks"),
+        ("granite_swa", {}, "GraniteSWAAttention changes its attention by s_aux"),
+        ("doge", {}, "DogeAttention changes its attention by an attention mask"),
+        ("deepseek_v3", {"n_routed_experts": 2, "n_group": 1, "topk_group": 1}, "latent keys and values"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "it has conv layers"),
+        ("qwen3_next", {"num_experts": 2}, "linear attention layers"),
+        ("gpt_neox_japanese", {}, "layer 0 has no softmax attention that dropkv can see"),
+        ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 64}, "no rotary position embeddings"),
+    ],
+)
+def test_families_that_are_refused(kind: str, own: dict[str, Any], said: str) -> None:
+    """Real networks, not made-up configs: one line with the reason."""
+    shape: dict[str, Any] = dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2)
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"this release of transformers has no {kind}")
+    with quiet():
+        config = CONFIG_MAPPING[kind](**shape, num_attention_heads=4, num_key_value_heads=4, **own)
+        network = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+        with pytest.raises(ModelError, match=said) as caught:
+            wrap_model(network, tiny.tokenizer(), id="m")
+    assert "\n" not in str(caught.value) and "use a" in str(caught.value)
+
+
 @pytest.mark.parametrize("regime", ["default", "linear", "yarn", "llama3", "longrope", "dynamic"])
 def test_served_regimes(regime: str) -> None:
     refuse_unsupported(config(rope_parameters={"rope_type": regime, "factor": 2.0}))
