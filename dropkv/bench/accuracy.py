@@ -16,6 +16,7 @@ from dropkv.bench.results import Line, Results, key_of
 from dropkv.bench.survey import Survey, survey
 from dropkv.bench.tasks import Question, Sample, Task
 from dropkv.bench.tasks import get as get_task
+from dropkv.devices import refuse_spread
 from dropkv.errors import UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
