@@ -31,8 +31,9 @@ class Prefix:
         """Kept entries of all layers and KV heads."""
         return sum(bounds[-1] for bounds in self.bounds)
 
-    def to(self, devices: Sequence[torch.device], dtype: torch.dtype) -> Prefix:
-        """The same prefix, each layer on its device, in the reader's compute dtype (widening is exact)."""
+    def to(self, devices: torch.device | Sequence[torch.device], dtype: torch.dtype) -> Prefix:
+        """The same prefix on one device or each layer on its own, in the reader's compute dtype (widening is exact)."""
+        places = [devices] * len(self.layers) if isinstance(devices, torch.device) else devices
 
         def move(layer: LayerEntries, device: torch.device) -> LayerEntries:
             return LayerEntries(
@@ -44,7 +45,7 @@ class Prefix:
                 scores=layer.scores,
             )
 
-        moved = [move(layer, device) for layer, device in zip(self.layers, devices, strict=True)]
+        moved = [move(layer, device) for layer, device in zip(self.layers, places, strict=True)]
         return Prefix(moved, self.geometry, self.n)
 
 

@@ -100,8 +100,9 @@ def test_entries_of_a_layer_go_where_it_computes(tiny_llama: Model, monkeypatch:
     asked: list[Any] = []
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *place: asked.append(place[0]) or tensor)
     prefix.to([torch.device("cuda", index) for index in (0, 0, 1)], torch.float64)
+    prefix.to(torch.device("cuda", 2), torch.float64)
     monkeypatch.undo()
-    assert [place.index for place in asked] == [0] * 8 + [1] * 4
+    assert [place.index for place in asked] == [0] * 8 + [1] * 4 + [2] * 12
     with pytest.raises(ValueError, match="shorter"):
         prefix.to([tiny_llama.device], torch.float64)
     assert tiny_llama.devices == (tiny_llama.device,) * 3
