@@ -73,7 +73,7 @@ def mismatches(metadata: Metadata, model: Model, seam: Seam) -> list[Mismatch]:
     """Every difference between what a file says it was made with and what is loaded; empty when they are the same."""
     theirs, mine = metadata.model.config, config_fields(model)
     found = [
-        Mismatch(name, _short(theirs.get(name)), _short(mine.get(name)))
+        _difference(name, theirs.get(name), mine.get(name))
         for name in sorted(theirs.keys() | mine.keys(), key=lambda name: (name not in STRUCTURE, name))
         if theirs.get(name) != mine.get(name)
     ]
@@ -164,6 +164,15 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     ids = list(tokenizer(PROBE_TEXT, add_special_tokens=False, verbose=False).input_ids)
     state.update(json.dumps([special, ids]).encode())
     return state.hexdigest()
+
+
+def _difference(name: str, theirs: Any, mine: Any) -> Mismatch:
+    """Of whole dictionaries, such as the RoPE parameters, the first value that differs: a line has no room for more."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        inner = next(key for key in sorted(theirs.keys() | mine.keys()) if theirs.get(key) != mine.get(key))
+        found = _difference(name, theirs.get(inner), mine.get(inner))
+        return Mismatch(name, f"{inner} {found.in_file}", f"{inner} {found.in_model}")
+    return Mismatch(name, _short(theirs), _short(mine))
 
 
 def _rounded(value: Any) -> Any:

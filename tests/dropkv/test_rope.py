@@ -22,6 +22,7 @@ from dropkv.prefill import prefill, read
 from dropkv.prompts import Seam
 from dropkv.rope import Regime, regime_of, rope_types
 from dropkv.settings import CompressSettings, Sampling
+from dropkv_cli.info import _rope
 from tests import tiny
 
 N = 90
@@ -131,14 +132,22 @@ def test_the_regime_is_in_the_file_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "text.kv"
     compress_document(model, Document.of(TEXT * 12), CompressSettings(budget=0.5, observe="tail")).save(path)
     opened = open_file(path)
+    shown = _rope(opened.header.metadata.rope)
+    assert shown.startswith("longrope, ") and shown.endswith(", for texts of 201 to 512 tokens")
     assert opened.header.metadata.rope["regime"] == {"over": 200, "up_to": 512}
     assert opened.header.metadata.rope["rope_type"] == "longrope"
     opened.with_model(model)
     other = replace(model, max_positions=400)
     with pytest.raises(IdentityError, match=r'another RoPE regime: \{"over": 200, "up_to": 512\} in the file'):
         opened.with_model(other)
-    with pytest.raises(IdentityError, match=r"made with another config \(rope\)"):
+    with pytest.raises(IdentityError, match=r"\(rope\): original_max_position_embeddings 200 in the file, .* 300 in"):
         opened.with_model(phi(300))
+
+
+def test_a_regime_in_a_file_may_hold_anything() -> None:
+    """The object is of free form, so what is shown must not depend on it."""
+    for regime in (None, 3, [], {}, {"over": "x", "up_to": 3}, {"over": 1}):
+        assert _rope({"rope_type": "default", "regime": regime}) == "default"
 
 
 def test_dynamic_ntk_ends_where_it_would_begin_to_stretch() -> None:
