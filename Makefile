@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip install --quiet
 
-.PHONY: help venv demo test lint types check-readme clean
+.PHONY: help venv demo test lint types docs check-readme dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,8 @@ help:
 	@echo "make test          ruff, mypy, pytest"
 	@echo "make lint          ruff alone"
 	@echo "make check-readme  run the commands that README.md shows"
+	@echo "make docs          write docs/methods.md and docs/commands.md again"
+	@echo "make dist          build sdist and wheel, install the wheel into an empty environment, run it"
 	@echo "make clean         remove $(VENV) and caches"
 
 venv: $(VENV)/.installed
@@ -44,6 +46,15 @@ test: lint types
 
 check-readme: venv
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/check_readme.py README.md
+
+docs: venv
+	@for page in methods:dropkv.methods commands:dropkv_cli; do \
+		$(BIN)/python -m "$${page#*:}._doc" > "docs/$${page%:*}.md.new" && \
+		mv "docs/$${page%:*}.md.new" "docs/$${page%:*}.md" || exit 1; done
+
+dist: venv
+	@$(PIP) 'build>=1.2'
+	@.ci/check-dist $(BIN)/python
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

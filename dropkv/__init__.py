@@ -15,6 +15,8 @@ from dropkv._version import __version__
 if TYPE_CHECKING:
     from dropkv.compression import Compression as Compression
     from dropkv.documents import Document as Document
+    from dropkv.documents import read_document as read_document
+    from dropkv.errors import DropkvError as DropkvError
     from dropkv.generate import Answer as Answer
     from dropkv.library import KVFile as KVFile
     from dropkv.library import compress as compress
@@ -22,17 +24,21 @@ if TYPE_CHECKING:
     from dropkv.models import load_model as load_model
     from dropkv.settings import CompressSettings as CompressSettings
     from dropkv.settings import Sampling as Sampling
+    from formats.errors import FormatError as FormatError
 
 _PUBLIC = {
     "Answer": "dropkv.generate",
     "CompressSettings": "dropkv.settings",
     "Compression": "dropkv.compression",
     "Document": "dropkv.documents",
+    "DropkvError": "dropkv.errors",
+    "FormatError": "formats.errors",
     "KVFile": "dropkv.library",
     "Sampling": "dropkv.settings",
     "compress": "dropkv.library",
     "load": "dropkv.library",
     "load_model": "dropkv.models",
+    "read_document": "dropkv.documents",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

@@ -295,9 +295,23 @@ def run_decoder(network: nn.Module, ids: Tensor, positions: Tensor, run: Run) ->
         decoder_of(network)(input_ids=ids, position_ids=positions, use_cache=False, **{RUN: run})
 
 
-def run_logits(network: nn.Module, ids: Tensor, positions: Tensor, run: Run, *, keep: int = 1) -> Tensor:
-    """Logits float32 [batch, keep, vocabulary] of the last `keep` tokens (0: all) for ids and positions int64 [batch, tokens]."""
+def run_logits(network: nn.Module, ids: Tensor, positions: Tensor, run: Run, *, keep: int | Tensor = 1) -> Tensor:
+    """Logits float32 [batch, keep, vocabulary] of the last `keep` tokens (0: all), or of those at the places int64 [keep], for ids and
+    positions int64 [batch, tokens]."""
+    rows = (
+        keep.tolist() if isinstance(keep, Tensor) else keep
+    )  # a tensor might be on another device than the last layer
     with carried(network, run):
-        out = network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, **{RUN: run})
+        out = network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows, **{RUN: run})
     logits: Tensor = out.logits
     return logits.float() if logits.dtype != torch.float64 else logits
+
+
+def plain_cache(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
+    """A cache of transformers that holds copies of the keys and values [1, kv_heads, entries, d] of every layer."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
+        cache.update(k, v, layer)
+    return cache

@@ -26,6 +26,21 @@ class Prefix:
         self.n = n
         self.bounds = tuple(tuple(int(bound) for bound in layer.offsets.tolist()) for layer in layers)
 
+    def emptied(self) -> Prefix:
+        """A document of no tokens, on the same devices."""
+
+        def empty(layer: LayerEntries) -> LayerEntries:
+            return LayerEntries(
+                keys=layer.keys[:0],
+                values=layer.values[:0],
+                offsets=torch.zeros_like(layer.offsets),
+                positions=layer.positions[:0],
+                admit=layer.admit[:0],
+                scores=layer.scores[:0],
+            )
+
+        return Prefix([empty(layer) for layer in self.layers], self.geometry, 0)
+
     @property
     def entries(self) -> int:
         """Kept entries of all layers and KV heads."""

@@ -65,18 +65,24 @@ def catalogue() -> list[CatalogueRow]:
     return rows
 
 
-def find_checkpoint(name: str, revision: str | None = None, check: Callable[[Path], None] | None = None) -> Checkpoint:
-    """The files of the model called `name`, downloaded if need be.
+def find_checkpoint(
+    name: str,
+    revision: str | None = None,
+    check: Callable[[Path], None] | None = None,
+    *,
+    weights: bool = True,
+) -> Checkpoint:
+    """The files of the model called `name`, downloaded if need be; without `weights`, not those of a Hub model.
 
     check: called with the folder as soon as a Hub model's config is there, before gigabytes of weights are fetched.
     Raises ModelError when they cannot be had, UsageError for a revision of what has none.
     """
     if name in HUB_ALIASES:
-        return _on_hub(HUB_ALIASES[name], revision, check)
+        return _on_hub(HUB_ALIASES[name], revision, check, weights)
     path = Path(name).expanduser()
     looks_like_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and name[0] != "."
     if name != BUNDLED and looks_like_id and not path.exists():
-        return _on_hub(name, revision, check)
+        return _on_hub(name, revision, check, weights)
     if revision is not None:
         raise UsageError(
             f"--revision {revision}: only models of the Hub have revisions, {show_path(name)} is none; leave it out"
@@ -136,8 +142,8 @@ def _in_folder(path: Path) -> Checkpoint:
     )
 
 
-def _on_hub(repository: str, revision: str | None, check: Callable[[Path], None] | None) -> Checkpoint:
-    folder = fetch_model(repository, revision, check, hint=_nearest(repository))
+def _on_hub(repository: str, revision: str | None, check: Callable[[Path], None] | None, weights: bool) -> Checkpoint:
+    folder = fetch_model(repository, revision, check, hint=_nearest(repository), weights=weights)
     return Checkpoint(folder, None, repository, "hub", folder.name, weight_files(folder))
 
 

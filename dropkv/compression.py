@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dropkv import methods
 from dropkv._version import __version__
@@ -12,7 +14,8 @@ from dropkv.budgets import check_forced, kept_count
 from dropkv.cache import Prefix
 from dropkv.documents import Document
 from dropkv.errors import DocumentError, UsageError
-from dropkv.generate import Session
+from dropkv.fidelity import HeldOut, Predictions, compare, hold_out, predict, predict_alone
+from dropkv.generate import Answer, Session
 from dropkv.identity import describe
 from dropkv.memory import expected_peak, read_peak, start_peak
 from dropkv.methods import Method, Pool
@@ -20,17 +23,20 @@ from dropkv.models import Model
 from dropkv.observers import Observation, observe
 from dropkv.prefill import SLICE, Prefilled, prefill
 from dropkv.prompts import Seam
-from dropkv.settings import CompressSettings
+from dropkv.settings import CompressSettings, Sampling
 from formats import BudgetInfo, DocumentInfo, LayerInfo, Metadata, write_file
 
 QUESTION_ROOM = 320  # positions left free behind a document: a question and an answer of the default length (an eighth of short contexts)
+NOT_WANTED = "not asked for"  # why a fidelity is missing
+NO_PASSAGE = "the document is a single token, or leaves no room behind it for one of its passages"
+NOT_FINITE = "the model's predictions are not finite"
 ENTRY_OVERHEAD = 12  # bytes of position, admit and score beside an entry's key and value
 
 
 @dataclass(frozen=True)
 class Plan:
     """Everything decided about a document before the model reads it. ids: template head and document; kept: entries per KV head;
-    whole_tokens: what ids would have been without --truncate.
+    whole_tokens: what ids would have been without --truncate; held: what fidelity is measured with, None when it is not.
     """
 
     seam: Seam
@@ -41,6 +47,7 @@ class Plan:
     kept: int
     settings: CompressSettings
     whole_tokens: int
+    held: HeldOut | None = None
 
     @property
     def tokens(self) -> int:
@@ -69,7 +76,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Report:
-    """What a compression took and gave. Entries count every layer and KV head; peak_memory_bytes is measured and includes the weights."""
+    """What a compression took and gave. Entries count every layer and KV head; peak_memory_bytes is measured and includes the weights.
+
+    fidelity: as in the file, None when it was not measured; fidelity_missing says why. Its seconds are not part of the others.
+    """
 
     document_tokens: int
     kept: int
@@ -80,6 +90,9 @@ class Report:
     score_seconds: float
     peak_memory_bytes: int
     document_tokens_before_truncation: int | None = None
+    fidelity: dict[str, Any] | None = None
+    fidelity_seconds: float = 0.0
+    fidelity_missing: str | None = None
 
 
 class Compression:
@@ -98,6 +111,10 @@ class Compression:
 
         tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if self._plan.settings.keep_tokens else None
         return write_file(path, self.metadata, self._prefilled.layers, tokens, overwrite=overwrite)
+
+    def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
+        """The answer to a question without saving, the same as a saved file gives. Raises QuestionError."""
+        return self.session().ask(question, sampling)
 
     def session(self) -> Session:
         """Ask without saving: the same entries, in the same order, as a saved file has."""
@@ -133,7 +150,10 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
     else:
         check_forced(settings.budget, len(ids), forced)
         kept = kept_count(settings.budget, len(ids), forced)
-    return Plan(seam, tuple(ids), len(head), observation, method, kept, settings, whole)
+    held = None
+    if settings.fidelity:
+        held = hold_out(seam, ids, len(head), model.regime(len(ids)).up_to - len(ids) - len(head))
+    return Plan(seam, tuple(ids), len(head), observation, method, kept, settings, whole, held)
 
 
 def _room(model: Model, tokens: int, observation: Observation) -> int:
@@ -149,6 +169,8 @@ def _too_long(document: Document, tokens: int, limit: int, model: Model, setting
         place = f"{document.name}: {tokens} tokens, and the RoPE of {model.id} changes behind {up_to}"
         longer = f" (documents of more than {up_to} fit as well)"
     taken = up_to - limit
+    if settings.observe == "replay" and limit < 1:
+        return f"{place} and replay takes {taken} of them: no document fits{longer}, use a smaller --chunk"
     if settings.observe == "replay":
         return f"{place} and replay takes {taken} of them: at most {limit} fit{longer}, use --truncate, a smaller --chunk, or split it"
     if settings.observe != "tail":
@@ -185,7 +207,9 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
         full_bytes += n * layer.kv_heads * row
         widest = max(widest, n * layer.kv_heads * row)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
-    sequence = n + sum(len(probe.ids) for probe in planned.observation.probes)
+    held = planned.held
+    sequence = n + sum(len(probe.ids) for probe in planned.observation.probes) + (len(held.ids) if held else 0)
+    logits = len(held.scored) * int(model.network.config.vocab_size) * max(4, size) if held else 0
     hidden = sequence * int(model.network.config.hidden_size) * size
     tokens = 4 * n if settings.keep_tokens else 0
     return Estimate(
@@ -195,7 +219,7 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
         full_entries,
         kept_bytes + tokens,
         full_bytes,
-        expected_peak(model.device, weights) + widest + kept_bytes + 4 * hidden + _slice_bytes(model),
+        expected_peak(model.device, weights) + widest + kept_bytes + 4 * hidden + max(_slice_bytes(model), 3 * logits),
         planned.truncated_from,
     )
 
@@ -210,14 +234,27 @@ def _slice_bytes(model: Model) -> int:
 def compress_document(
     model: Model, document: Document, settings: CompressSettings, *, progress: Callable[[int, int], None] | None = None
 ) -> Compression:
-    """Read the document once and keep what matters. progress(done, total) is called after every layer.
+    """Read the document once, keep what matters, and measure what that changes. progress(done, total) is called after every layer; both count
+    the document's tokens once for each layer.
 
     Raises DocumentError, BudgetError, UsageError, ModelError.
     """
     planned = plan(model, document, settings)
     start_peak(model.device)
+
+    def report_layers(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done * planned.tokens, total * planned.tokens)
+
     prefilled = prefill(
-        model, planned.ids, planned.observation, planned.method, planned.kept, seed=settings.seed, progress=progress
+        model,
+        planned.ids,
+        planned.observation,
+        planned.method,
+        planned.kept,
+        seed=settings.seed,
+        progress=report_layers,
+        held=planned.held,
     )
     size = model.dtype.itemsize
     report = Report(
@@ -232,8 +269,30 @@ def compress_document(
         score_seconds=prefilled.score_seconds,
         peak_memory_bytes=read_peak(model.device),
         document_tokens_before_truncation=planned.truncated_from,
+        fidelity_missing=NO_PASSAGE if settings.fidelity else NOT_WANTED,
     )
-    return Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled), report)
+    made = Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled), report)
+    if planned.held is not None and prefilled.predictions is not None:
+        started = time.perf_counter()
+        fidelity = _fidelity(made, planned.held, prefilled.predictions)
+        seconds = prefilled.held_seconds + time.perf_counter() - started
+        made.metadata = replace(made.metadata, fidelity=fidelity)
+        made.report = replace(
+            report,
+            fidelity=fidelity,
+            fidelity_seconds=seconds,
+            fidelity_missing=NOT_FINITE if fidelity is None else None,
+            peak_memory_bytes=read_peak(model.device),
+        )
+    return made
+
+
+def _fidelity(made: Compression, held: HeldOut, full: Predictions) -> dict[str, Any] | None:
+    """Of the entries as questions meet them."""
+    session = made.session()
+    pruned = predict(made.model, session.prefix, held)
+    alone = predict_alone(made.model, session.prefix, session.seam.head_ids, held)
+    return compare(held, full, pruned, alone)
 
 
 def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefilled) -> Metadata:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from dropkv.errors import ModelError
 
-WANTED_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+WANTED_FILES = ["*.safetensors", *SMALL_FILES]
 UNWANTED_FILES = ["*/*", "consolidated*"]  # subfolders hold copies in other formats, consolidated* Mistral's own
 ANSWER_SECONDS = 15.0
 
@@ -41,12 +42,19 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(file for file in files if not file.name.startswith("consolidated")))
 
 
-def fetch_model(repository: str, revision: str | None, check: Callable[[Path], None] | None, *, hint: str = "") -> Path:
+def fetch_model(
+    repository: str,
+    revision: str | None,
+    check: Callable[[Path], None] | None,
+    *,
+    hint: str = "",
+    weights: bool = True,
+) -> Path:
     """The folder of a Hub model, downloaded unless it is cached; it is named by the commit.
 
     What is cached needs no network: a full commit hash, and the default branch as it was when it was downloaded. Any
     other revision is looked up. check: called with the folder once the config is there, before the weights are fetched.
-    hint: for a misspelt id. Raises ModelError.
+    hint: for a misspelt id. weights: False fetches configuration and tokenizer only. Raises ModelError.
     """
     fixed = revision is None or re.fullmatch("[0-9a-f]{40}", revision)
     folder = cached_snapshot(repository, revision or "main") if fixed else None
@@ -56,14 +64,14 @@ def fetch_model(repository: str, revision: str | None, check: Callable[[Path], N
         return folder
     with _calm():
         try:
-            folder = _download(repository, revision, check)
+            folder = _download(repository, revision, check, WANTED_FILES if weights else SMALL_FILES)
         except ModelError:
             raise
         except Exception as error:  # the Hub's client lets its HTTP library's own errors through
             folder = cached_snapshot(repository, revision or "main") if _unreachable(error) else None
             if folder is None:
                 raise ModelError(_explain(error, repository, revision, hint)) from error
-    if not weight_files(folder):
+    if weights and not weight_files(folder):
         raise ModelError(
             f"{repository}: no complete set of *.safetensors (pickled .bin files are not read); "
             f"look at https://huggingface.co/{repository}/tree/main"
@@ -71,7 +79,7 @@ def fetch_model(repository: str, revision: str | None, check: Callable[[Path], N
     return folder
 
 
-def _download(repository: str, revision: str | None, check: Callable[[Path], None] | None) -> Path:
+def _download(repository: str, revision: str | None, check: Callable[[Path], None] | None, wanted: list[str]) -> Path:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     # Asked first because this call alone fails at once without a network; downloads try for half a minute.
@@ -79,9 +87,7 @@ def _download(repository: str, revision: str | None, check: Callable[[Path], Non
     config = hf_hub_download(repository, "config.json", revision=revision)
     if check is not None:
         check(Path(config).parent)
-    return Path(
-        snapshot_download(repository, revision=revision, allow_patterns=WANTED_FILES, ignore_patterns=UNWANTED_FILES)
-    )
+    return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED_FILES))
 
 
 def _unreachable(error: Exception) -> bool:

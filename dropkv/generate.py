@@ -33,13 +33,30 @@ class Answer:
     stopped: bool
 
 
+@dataclass
+class Turn:
+    """One question of a conversation and the tokens of its answer (without one that ends it); stopped: the model ended it itself."""
+
+    question: str
+    tokens: list[int]
+    stopped: bool = False
+
+
 class Stream(Iterator[str]):
     """Pieces of one answer's text as they are generated; `answer` is set when the iterator is exhausted."""
 
     def __init__(
-        self, session: Session, tail: Tail, question: str, ids: Sequence[int], sampling: Sampling, pending: list[int]
+        self,
+        session: Session,
+        tail: Tail,
+        question: str,
+        ids: Sequence[int],
+        sampling: Sampling,
+        pending: list[int],
+        turns: list[Turn] | None = None,
     ) -> None:
         self.answer: Answer | None = None
+        self._turns = [] if turns is None else turns
         self._pieces = self._run(session, tail, question, ids, sampling, pending)
 
     def __next__(self) -> str:
@@ -65,15 +82,16 @@ class Stream(Iterator[str]):
         logits = session.forward(ids, tail)
         pending.clear()  # everything before the answer is in the tail now
         prefilled, first = len(ids), 0.0
-        tokens: list[int] = []
+        turn = Turn(question, [])
+        self._turns.append(turn)  # the tail has the question now, whatever becomes of the answer
+        tokens = turn.tokens
         shown = ""
-        stopped = False
         while True:
             token = choose(logits)
             if not tokens:
                 first = time.perf_counter() - started
             if token in session.model.stop_ids:
-                stopped = True
+                turn.stopped = True
                 break
             tokens.append(token)
             pending[:] = [token]
@@ -99,7 +117,7 @@ class Stream(Iterator[str]):
             len(tokens),
             first,
             time.perf_counter() - started,
-            stopped,
+            turn.stopped,
         )
 
 
@@ -173,24 +191,49 @@ class Session:
 
 
 class Chat:
-    """A conversation: every turn's question and answer stay in one tail behind the document."""
+    """A conversation: every turn's question and answer stay in one tail behind the document. turns: what the tail holds."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.turns: list[Turn] = []
         self._tail = Tail()
         self._pending: list[int] = []  # answer tokens the model has chosen but not yet read
 
     def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
-        """The next turn's answer, piece by piece. An abandoned stream leaves what it had generated as the answer of its turn."""
-        seam = self.session.seam
-        asked = seam.question_ids(question) if len(self._tail) == 0 else seam.follow_up_ids(question)
-        ids = [*self._pending, *asked]
+        """The next turn's answer, piece by piece. An abandoned stream leaves what it had generated as the answer of its turn.
+
+        Raises QuestionError when it does not fit behind the turns so far, ModelError when the template has one turn only.
+        """
+        ids = [*self._pending, *self._asked(question, first=not self.turns)]
         self.session.room(len(self._tail) + len(ids), 1)
-        return Stream(self.session, self._tail, question, ids, sampling or Sampling(), self._pending)
+        return Stream(self.session, self._tail, question, ids, sampling or Sampling(), self._pending, self.turns)
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
         """The next turn's whole answer."""
         return self.stream(question, sampling).result()
+
+    def reset(self) -> None:
+        """Forget all turns; the document stays."""
+        self.turns.clear()
+        self._pending.clear()
+        self._tail = Tail()
+
+    def resume(self, turns: Sequence[Turn]) -> None:
+        """Forget all turns and go on behind these, which are read in one forward call. Raises QuestionError when they do not fit."""
+        ids: list[int] = []
+        for number, turn in enumerate(turns):
+            ids += [*self._asked(turn.question, first=number == 0), *turn.tokens]
+        self.session.room(len(ids), 1)
+        self.reset()
+        last = turns[-1].tokens[-1:] if turns else []
+        if ids:
+            self.session.forward(ids[: len(ids) - len(last)], self._tail)
+        self._pending += last
+        self.turns += [Turn(turn.question, list(turn.tokens), turn.stopped) for turn in turns]
+
+    def _asked(self, question: str, *, first: bool) -> list[int]:
+        seam = self.session.seam
+        return seam.question_ids(question) if first else seam.follow_up_ids(question)
 
 
 class Chooser:

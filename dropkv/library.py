@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
+from torch import Tensor
+
+from dropkv.attention import plain_cache
 from dropkv.cache import Prefix
 from dropkv.compression import Compression, compress_document
 from dropkv.devices import wait_for
 from dropkv.documents import Document
-from dropkv.errors import IdentityError, ModelError
+from dropkv.errors import IdentityError, ModelError, UsageError
 from dropkv.generate import Answer, Chat, Session, Stream
 from dropkv.identity import check
 from dropkv.models import Model, load_model
 from dropkv.prompts import Seam
-from dropkv.settings import CompressSettings, Sampling
+from dropkv.settings import CompressOptions, CompressSettings, Sampling
 from formats import Contents, Header, Metadata, read_file
 
 
@@ -28,11 +32,15 @@ def compress(
     dtype: str = "auto",
     device: str = "auto",
     revision: str | None = None,
-    **settings: Any,
+    **settings: Unpack[CompressOptions],
 ) -> Compression:
-    """Compress a text; `settings` are the fields of CompressSettings (budget, method, observe, ...).
+    """Compress a text in memory, as `dropkv compress` does a file, with the same defaults.
 
-    Raises the errors of dropkv.errors.
+    text: the document, or one that `read_document` read from a file. model: a name (alias, Hub id, folder), which is loaded with
+    revision, dtype and device, or a model that `load_model` loaded, so that several texts share it. name: what the file calls the
+    document. settings: the fields of CompressSettings (budget, method, observe, ...).
+
+    Raises DocumentError, ModelError, BudgetError or UsageError, all of them DropkvError, whose text is the line that the command prints.
     """
     chosen = CompressSettings(**settings)
     document = text if isinstance(text, Document) else Document.of(text, name)
@@ -60,18 +68,65 @@ class KVFile:
     def ask(
         self, question: str | list[str] | tuple[str, ...], sampling: Sampling | None = None
     ) -> Answer | list[Answer]:
-        """The answer to a question, or the answers to several, each as if asked alone. Raises QuestionError."""
+        """The answer to a question, or the answers to several in their order, each as if asked alone.
+
+        sampling: greedy and at most 256 tokens when left out. Raises QuestionError for one that is empty or does not fit.
+        """
         if isinstance(question, str):
             return self.session.ask(question, sampling)
         return [self.session.ask(one, sampling) for one in question]
 
     def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
-        """The answer piece by piece; its `.answer` is set at the end."""
+        """The answer as an iterator of pieces of text, as they are generated; its `.answer` is set at the end. Raises QuestionError."""
         return self.session.stream(question, sampling)
 
     def chat(self) -> Chat:
         """A conversation that remembers its turns."""
         return self.session.chat()
+
+    @property
+    def document_tokens(self) -> int:
+        """n, tokens of the whole document with the template's head: the position of the first token behind it."""
+        return self.session.prefix.n
+
+    def question_ids(self, question: str) -> list[int]:
+        """Token ids of a question as `ask` puts it behind the document, up to where the answer begins. Raises QuestionError."""
+        return self.session.seam.question_ids(question)
+
+    def as_transformers_cache(self) -> Any:
+        """The kept entries as a transformers DynamicCache, for forward calls of code that knows nothing of dropkv.
+
+        Keys and values of each layer are [1, kv_heads, entries, d], on the model's device in its dtype, already rotated. Positions have
+        to be given: the document's tokens keep the places they had, so the first token behind it is at position `document_tokens`,
+        not at the number of entries, which is all the cache knows. `generate()` takes the latter and would answer from wrong
+        positions without a warning, so it must not be given this cache; a forward call with `position_ids` is right:
+
+            ids = torch.tensor([kv.question_ids("Who is the killer?")])
+            places = kv.document_tokens + torch.arange(ids.shape[1])[None]
+            out = network(ids, past_key_values=kv.as_transformers_cache(), position_ids=places)  # newer releases: cache=
+
+        `network` is the same model loaded by transformers; the one of this file (`kv.model.network`) attends in dropkv's own way and
+        takes no cache. Transformers has one length for all heads and layers, so the file must have been made with a budget that is
+        the same for all of them (--method dropkv, snapkv, keydiff, ...); UsageError names the counts otherwise, and ModelError says
+        that layers with sliding windows cannot be handed out.
+        """
+        prefix = self.session.prefix
+        if any(geometry.kind == "sliding" for geometry in prefix.geometry):
+            raise ModelError(f"{self.model.id}: layers with sliding windows have no plain cache; ask the file itself")
+        counts = {stop - start for bounds in prefix.bounds for start, stop in pairwise(bounds)}
+        if len(counts) > 1:
+            raise UsageError(
+                f"its heads keep {min(counts):,} to {max(counts):,} entries, a plain cache has one length: "
+                f"compress with a uniform budget (--method dropkv)"
+            )
+        keys = [_by_head(layer.keys, g.kv_heads) for layer, g in zip(prefix.layers, prefix.geometry, strict=True)]
+        values = [_by_head(layer.values, g.kv_heads) for layer, g in zip(prefix.layers, prefix.geometry, strict=True)]
+        return plain_cache(keys, values)
+
+
+def _by_head(rows: Tensor, kv_heads: int) -> Tensor:
+    """Rows [kv_heads * entries, d] of heads end to end as [1, kv_heads, entries, d]."""
+    return rows.view(1, kv_heads, -1, rows.shape[-1])
 
 
 def load(
@@ -83,10 +138,10 @@ def load(
     device: str = "auto",
     allow_mismatch: bool = False,
 ) -> KVFile:
-    """Open a .kv file for questions.
+    """Open a .kv file for questions, as `dropkv query` does.
 
     model: a loaded model, a name, or None for the one the file names. Every byte of the file is checked before the model is
-    loaded. Raises formats.FormatError for a file that fails its checks, IdentityError for another model's file (unless
+    loaded. Raises FormatError for a file that fails its checks, IdentityError for another model's file (unless
     allow_mismatch), ModelError.
     """
     opened = open_file(path)

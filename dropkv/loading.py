@@ -244,3 +244,26 @@ def _naming(name: str, quantized: str | None = None) -> Iterator[None]:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def load_empty(
+    checkpoint: Checkpoint, dtype: str, device: torch.device, check: Callable[[Any], None]
+) -> tuple[Any, Any]:
+    """Network without weights, on torch's meta device in the dtype it would have on `device`, and tokenizer. Raises ModelError."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from dropkv.attention import NAME
+
+    folder, gguf = checkpoint.folder, checkpoint.gguf
+    copy = gguf_cache.copy_folder(folder / gguf) if gguf else None
+    if copy is not None and gguf_cache.is_valid(copy):
+        folder, gguf = copy, None
+    config = read_config(folder, gguf, checkpoint.id)
+    check(config)
+    with _naming(checkpoint.id), quiet(), torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(
+            config, dtype=_dtype(dtype, config, device), attn_implementation=NAME, trust_remote_code=False
+        )
+    with _naming(checkpoint.id), quiet():
+        return network, _tokenizer(folder, gguf, checkpoint)

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 STATUS = Path("/proc/self/status")
+MEMINFO = Path("/proc/meminfo")
+GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CLEAR = Path("/proc/self/clear_refs")
 PROGRAM = 256 << 20  # mapped parts of Python, PyTorch and transformers that a run touches
 
@@ -49,10 +51,33 @@ def _in_use() -> list[int]:
     return [index for index in range(torch.cuda.device_count()) if torch.cuda.max_memory_allocated(index)]
 
 
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that this process may take in all, what it holds already included; None where the system does not tell."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + int(torch.cuda.memory_reserved(device))
+    free_now, held = _figure(MEMINFO, "MemAvailable"), _status("VmRSS")
+    if free_now is None or held is None:
+        return None
+    limit = _group_limit()
+    return free_now + held if limit is None else min(free_now + held, limit)
+
+
+def _group_limit() -> int | None:
+    """The limit of a container, if there is one."""
+    with suppress(OSError, ValueError):
+        return int(GROUP_LIMIT.read_text())
+    return None
+
+
 def _status(name: str) -> int | None:
     """A figure of this process in bytes, where the system tells it."""
+    return _figure(STATUS, name)
+
+
+def _figure(table: Path, name: str) -> int | None:
     with suppress(OSError):
-        for line in STATUS.read_text().splitlines():
+        for line in table.read_text().splitlines():
             if line.startswith(name + ":"):
                 return int(line.split()[1]) * 1024
     return None

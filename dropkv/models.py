@@ -14,7 +14,16 @@ from dropkv.rope import BY_LENGTH, FIXED, Regime, regime_of, rope_of, rope_types
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CatalogueRow", "LayerGeometry", "Model", "catalogue", "load_model", "refuse_unsupported", "wrap_model"]
+__all__ = [
+    "CatalogueRow",
+    "LayerGeometry",
+    "Model",
+    "catalogue",
+    "load_model",
+    "load_outline",
+    "refuse_unsupported",
+    "wrap_model",
+]
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 REFUSED = {  # families whose config alone does not tell; loading catches others by a test run
@@ -95,6 +104,38 @@ def load_model(name: str = BUNDLED, *, revision: str | None = None, dtype: str =
     attention.register()
     network, tokenizer = load_checkpoint(checkpoint, wanted, places, check, named=device != "auto")
     return _finish(network, tokenizer, checkpoint)
+
+
+def load_outline(
+    name: str = BUNDLED, *, revision: str | None = None, dtype: str = "auto", device: str = "auto"
+) -> Model:
+    """A model without its weights, for estimates: its network has shapes and no numbers (torch's meta device) and cannot run.
+
+    Arguments as for `load_model`. Of a Hub model that is not here, only configuration and tokenizer are fetched. Raises ModelError,
+    UsageError.
+    """
+    wanted, place = _dtype_name(dtype), _devices(device)[0]
+    from dropkv import attention
+    from dropkv.loading import load_empty, read_config
+
+    checkpoint = find_checkpoint(
+        name, revision, lambda folder: refuse_unsupported(read_config(folder, None, name)), weights=False
+    )
+    attention.register()
+    network, tokenizer = load_empty(checkpoint, wanted, place, refuse_unsupported)
+    return Model(
+        network=network,
+        tokenizer=tokenizer,
+        id=checkpoint.id,
+        source=checkpoint.source,
+        revision=checkpoint.revision,
+        device=place,
+        dtype=next(network.parameters()).dtype,
+        geometry=geometry_of(network.config),
+        max_positions=int(network.config.max_position_embeddings),
+        stop_ids=frozenset(),
+        rope=rope_of(network.config),
+    )
 
 
 def wrap_model(network: Any, tokenizer: Any, *, id: str, source: Source = "folder") -> Model:

@@ -3,22 +3,26 @@
 The sequence is [document; probes]. Inside one forward call of the decoder every layer first runs over the document's slices, filling one
 buffer of keys and values, then over the probes; then the layer is scored and handed to a reader, which copies out what it keeps (in file
 order), and the buffer is used again by the next layer. So at most one layer's full K and V lives beside the kept entries.
+
+Behind the probes may come one held-out text, which observes nothing: its tokens see the whole document in every layer, so their logits are
+those of the full cache, which is never there at once.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dropkv.attention import LayerDone, output_projection, rotation, run_decoder, sliced_layers
+from dropkv.attention import LayerDone, output_projection, rotation, run_decoder, run_logits, sliced_layers
 from dropkv.devices import wait_for
 from dropkv.errors import DocumentError, ModelError
+from dropkv.fidelity import HeldOut, Predictions
 from dropkv.keeper import Keeper
 from dropkv.kernels.causal import causal_attention
 from dropkv.kernels.probe import probe_attention
@@ -36,7 +40,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Span:
-    """One slice of the sequence: document tokens, or exactly one probe."""
+    """One slice of the sequence: document tokens, or exactly one probe (the held-out text is one that observes nothing)."""
 
     start: int
     stop: int
@@ -44,20 +48,25 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Seconds:
-    """Where the time of a prefill went."""
+class Reading:
+    """Where the time of a prefill went (seconds), and what the full cache predicts of the held-out text, if there was one."""
 
     prefill: float
     score: float
+    held: float = 0.0
+    predictions: Predictions | None = None
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """What a prefill leaves behind: the kept entries of every layer, and where the time went (seconds)."""
+    """What a prefill leaves behind: the kept entries of every layer, where the time went (seconds), and the full cache's predictions of the
+    held-out text."""
 
     layers: tuple[LayerEntries, ...]
     prefill_seconds: float
     score_seconds: float
+    held_seconds: float = 0.0
+    predictions: Predictions | None = None
 
 
 class Reader(Protocol):
@@ -94,14 +103,18 @@ def prefill(
     seed: int = 0,
     slice_tokens: int = SLICE,
     progress: Progress | None = None,
+    held: HeldOut | None = None,
 ) -> Prefilled:
-    """Read `document` (ids, template head included) once and keep `kept` entries per KV head as `method` says.
+    """Read `document` (ids, template head included) once and keep `kept` entries per KV head as `method` says. What is kept is the same, to
+    the last bit, with and without `held`.
 
     Raises what `read` raises.
     """
     keeper = Keeper(method, kept, len(document), model.geometry)
-    seconds = read(model, document, observation, keeper, seed=seed, slice_tokens=slice_tokens, progress=progress)
-    return Prefilled(keeper.finish(), seconds.prefill, seconds.score)
+    reading = read(
+        model, document, observation, keeper, seed=seed, slice_tokens=slice_tokens, progress=progress, held=held
+    )
+    return Prefilled(keeper.finish(), reading.prefill, reading.score, reading.held, reading.predictions)
 
 
 def read(
@@ -113,14 +126,19 @@ def read(
     seed: int = 0,
     slice_tokens: int = SLICE,
     progress: Progress | None = None,
-) -> Seconds:
-    """Run the model over `document` (ids, template head included) and its probes once; every layer goes to `reader` with its scores.
+    held: HeldOut | None = None,
+) -> Reading:
+    """Run the model over `document` (ids, template head included), its probes and the held-out text once; every layer goes to `reader` with
+    its scores.
 
-    Probes are placed at position n. Raises DocumentError when n + observation.longest_probe leaves the document's RoPE regime, ModelError
-    when a layer of the network bypasses the seam, or when keys, values or scores are not finite.
+    Probes and held-out text are placed at position n. Raises DocumentError when n + the longest of them leaves the document's RoPE regime,
+    ModelError when a layer of the network bypasses the seam, or when keys, values or scores are not finite.
     """
+    if held is not None:
+        probe = Probe(held.ids, (0, len(document)), (), observing=0)
+        observation = replace(observation, probes=(*observation.probes, probe))
     return read_together(
-        model, [document], [observation], reader, seeds=[seed], slice_tokens=slice_tokens, progress=progress
+        model, [document], [observation], reader, seeds=[seed], slice_tokens=slice_tokens, progress=progress, held=held
     )
 
 
@@ -133,11 +151,12 @@ def read_together(
     seeds: Sequence[int],
     slice_tokens: int = SLICE,
     progress: Progress | None = None,
-) -> Seconds:
+    held: HeldOut | None = None,
+) -> Reading:
     """`read` for several documents of one length, whose probes differ in nothing but their ids, in one forward pass.
 
-    The reader sees the KV heads of all documents, one document after another, as if one layer had them all. Raises what `read` raises, and
-    ValueError for documents that do not fit together.
+    The reader sees the KV heads of all documents, one document after another, as if one layer had them all. held: the held-out text when it
+    is the last probe of a single document. Raises what `read` raises, and ValueError for documents that do not fit together.
     """
     n = len(documents[0])
     observation = observations[0]
@@ -158,18 +177,27 @@ def read_together(
     ids = torch.tensor(sequences, device=model.device)
     positions = torch.tensor([places], device=model.device).expand(len(documents), -1)
     run = PrefillRun(model.network, model.geometry, n, spans, observation, reader, seeds, progress, regime.up_to)
+    predictions: Predictions | None = None
     started = time.perf_counter()
     with (
         torch.inference_mode(),
         sliced_layers(model.network, [(span.start, span.stop) for span in spans], run.enter, run.leave),
     ):
-        run_decoder(model.network, ids, positions, run)
+        if held is None:
+            run_decoder(model.network, ids, positions, run)
+        else:
+            rows = torch.tensor(held.rows(ids.shape[1] - len(held.ids)), device=model.device)
+            predictions = held.predictions(run_logits(model.network, ids, positions, run, keep=rows)[0])
     wait_for(model.devices)
+    ended = time.perf_counter()
+    if held is not None:
+        run.held_seconds += ended - run.left
     if run.done != len(model.geometry):
         raise ModelError(
             f"only {run.done} of {len(model.geometry)} layers of {model.id} passed through dropkv: use another model"
         )
-    return Seconds(time.perf_counter() - started - run.score_seconds, run.score_seconds)
+    prefill_seconds = ended - started - run.score_seconds - run.held_seconds
+    return Reading(prefill_seconds, run.score_seconds, run.held_seconds, predictions)
 
 
 def _shape(observation: Observation) -> object:
@@ -205,8 +233,11 @@ class PrefillRun:
         self.positions = positions  # as many as share the document's rotary frequencies
         self.done = 0
         self.score_seconds = 0.0
+        self.held_seconds = 0.0
+        self.left = 0.0  # when the last layer was done
         self._needs = frozenset[str]().union(*(method.needs for method in self.methods))
         self._span = spans[0]
+        self._held_since = 0.0
         self._seen: set[int] = set()
         self._k: Tensor | None = None
         self._v: Tensor | None = None
@@ -222,6 +253,8 @@ class PrefillRun:
     def enter(self, layer: int, number: int) -> None:
         """A layer is about to compute slice `number`."""
         self._span = self.spans[number]
+        if self._holding:
+            self._held_since = self._now()
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
@@ -255,6 +288,8 @@ class PrefillRun:
         """All slices of a layer have run: score it, hand it over, and free the buffers for the next layer."""
         if layer not in self._seen or self._k is None or self._v is None:
             raise ModelError(f"layer {layer} did not hand its attention to dropkv: use another model")
+        if self._holding:
+            self.held_seconds += self._now() - self._held_since
         started = time.perf_counter()
         geometry = self.geometry[layer]
         k, v = self._k[:, : self.n], self._v[:, : self.n]
@@ -276,9 +311,21 @@ class PrefillRun:
         self._forget()
         if layer + 1 < len(self.geometry) and self.geometry[layer + 1] != geometry:
             self._k = self._v = None
-        self.score_seconds += time.perf_counter() - started
+        self.left = time.perf_counter()
+        self.score_seconds += self.left - started
         if self.progress is not None:
             self.progress(layer + 1, len(self.geometry))
+
+    @property
+    def _holding(self) -> bool:
+        """Whether the current slice is the held-out text; it is the last one of a layer."""
+        return self._span.probe is not None and self._span.probe.observing == 0
+
+    def _now(self) -> float:
+        """The time, with the device's work before it done, so that the held-out text's share is its own."""
+        if self._k is not None:
+            wait_for([self._k.device])
+        return time.perf_counter()
 
     def _probe(self, layer: int, probe: Probe, q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
         """Attention of a probe's tokens over the document keys it sees and itself; their contributions go into the layer's scores."""
@@ -294,7 +341,7 @@ class PrefillRun:
             positions = torch.tensor(places, device=q.device)
         observers = [index for index, method in enumerate(self.methods) if method.observed is not None]
         methods = [self.methods[index] for index in observers]
-        wanted = bool(methods) and self.geometry[layer].kind == "full"
+        wanted = bool(methods) and self.geometry[layer].kind == "full" and not self._holding
         projected = wanted and any(method.projected for method in methods)
 
         def score(queries: Observed) -> list[LayerScores]:
@@ -315,6 +362,8 @@ class PrefillRun:
         )
         for index, part in zip(observers, scores or (), strict=False):
             self._gathered[index].add(part, first, self.n)
+        if self._holding:
+            return outputs  # in the last layer too: predictions follow
         self.score_seconds += time.perf_counter() - started
         if layer == len(self.geometry) - 1:
             raise LayerDone

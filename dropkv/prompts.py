@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dropkv.digests import digest_json
-from dropkv.errors import DocumentError, ModelError, QuestionError
+from dropkv.errors import DocumentError, ModelError, QuestionError, UsageError
 from dropkv.template import PLAIN, Pieces, Template, default_arguments, template_source
 from dropkv.tokens import PieceEncoder
 
@@ -41,9 +41,10 @@ class Seam:
 
         arguments: None for the defaults, those of a KV file to make its seam again. name: the model's, for messages.
         Raises ModelError when the template does more to the user's text than trim it, or takes no system text and one
-        is given.
+        is given; UsageError for a system text with special tokens in it, which would end its own turn.
         """
         encoder = PieceEncoder(tokenizer, name)
+        _check_system(system, encoder)
         source = template_source(tokenizer)
         if source is None:
             given = dict(arguments or {})
@@ -81,7 +82,10 @@ class Seam:
 
     def question_ids(self, text: str) -> list[int]:
         """Token ids of what follows the document: the question, and the template up to where the answer begins."""
-        return self.encoder.foreign(self.pieces.opening + _question(text)) + self.encoder.template(self.pieces.after)
+        opening = self.pieces.opening
+        ids = self.encoder.foreign(opening + check_question(text))
+        self._refuse_nothing(ids, self.encoder.foreign(opening))
+        return ids + self.encoder.template(self.pieces.after)
 
     def follow_up_ids(self, text: str) -> list[int]:
         """Token ids of what follows an answer's last content token: end of its turn, the next question, up to where its
@@ -95,10 +99,32 @@ class Seam:
                 f"{self.name}: its chat template has no place for a second question; ask each question for itself"
             )
         before, after_space = self.encoder.before_foreign(between)
-        return before + self.encoder.foreign(_question(text), after_space=after_space) + self.encoder.template(last)
+        ids = self.encoder.foreign(check_question(text), after_space=after_space)
+        self._refuse_nothing(ids, [])
+        return before + ids + self.encoder.template(last)
+
+    def _refuse_nothing(self, ids: list[int], without: list[int]) -> None:
+        """A tokenizer may drop characters, such as control characters: what is left of the question must be one."""
+        if ids == without:
+            raise QuestionError(f"the tokenizer of {self.name} makes no tokens of the question; ask in words")
 
 
-def _question(text: str) -> str:
+def _check_system(system: str | None, encoder: PieceEncoder) -> None:
+    """System texts are part of what the template writes, where marks are recognised."""
+    if not system:
+        return
+    try:
+        system.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError("the system text is no valid UTF-8: check the encoding it was read with") from None
+    marks = (encoder.special_ids - set(encoder.foreign(system))).intersection(encoder.template(system))
+    if marks:
+        mark = encoder.tokenizer.convert_ids_to_tokens(min(marks))
+        raise UsageError(f"the system text holds {mark}, a special token of {encoder.name}: leave it out")
+
+
+def check_question(text: str) -> str:
+    """A question as it is asked: outer white space dropped, lines ended by LF. Raises QuestionError for an empty one or invalid UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

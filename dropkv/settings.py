@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypedDict
 
 from dropkv.errors import BudgetError, UsageError
 
@@ -20,6 +21,7 @@ class CompressSettings:
     pool: size of the pooling kernel in tokens (odd, 1 = none), None = what method and observer say. alpha: share of the budget that the
     head-adaptive rule gives to every head alike, None = the method's own.
     keep_tokens: store the document's token ids in the file. truncate: cut a document that does not fit instead of refusing it.
+    fidelity: measure what the kept entries change in the model's predictions.
     Raises BudgetError or UsageError.
     """
 
@@ -33,6 +35,7 @@ class CompressSettings:
     system: str | None = None
     keep_tokens: bool = True
     truncate: bool = False
+    fidelity: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -50,6 +53,23 @@ class CompressSettings:
             )
         if self.chunk < 1:
             raise UsageError(f"chunks of {self.chunk} tokens repeat nothing: use --chunk 1 or more")
+
+
+class CompressOptions(TypedDict, total=False):
+    """The fields of CompressSettings as keyword arguments, for type checkers and editors."""
+
+    budget: float | int
+    method: str
+    observe: str
+    window: int
+    pool: int | None
+    alpha: float | None
+    chunk: int
+    system: str | None
+    keep_tokens: bool
+    truncate: bool
+    fidelity: bool
+    seed: int
 
 
 @dataclass(frozen=True)

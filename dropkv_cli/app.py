@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import click
+from click.core import ParameterSource
 
 from dropkv import __version__
+from dropkv.errors import DropkvError
 from dropkv_cli.endings import guarded
 from dropkv_cli.output import safe_streams
+from dropkv_cli.shells import complete_files
+from dropkv_cli.variables import blamed, give_variables
 
-VERBS = ("compress", "query", "info", "verify", "models", "bench")
+PROGRAM = "dropkv"
+VERBS = ("compress", "query", "info", "verify", "models", "bench", "completion")
 
 
 class Verbs(click.Group):
@@ -25,12 +30,24 @@ class Verbs(click.Group):
         """Import a verb's module; an unknown verb is a usage error that names them all."""
         if cmd_name not in VERBS:
             return None if ctx.resilient_parsing else ctx.fail(f"no such command {cmd_name!r}: use {', '.join(VERBS)}")
-        command: click.Command = import_module(f"dropkv_cli.{cmd_name}").command
-        return command
+        return find_command(cmd_name)
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="dropkv", message="%(prog)s %(version)s")
+def find_command(verb: str) -> click.Command:
+    """A verb's command, its options tied to their variables and its file arguments to the shell's completion."""
+    command: click.Command = import_module(f"dropkv_cli.{verb}").command
+    give_variables(command, verb)
+    complete_files(command)
+    return command
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Defaults can be set by variables such as DROPKV_BUDGET: the help of each command names them. DROPKV_CACHE is the "
+    "folder of converted models (empty: none), DROPKV_DEBUG=1 shows where an error comes from.",
+)
+@click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")
 def cli() -> None:
     """Read a long document once, keep the part of its KV cache that matters, answer many questions from the small file.
 
@@ -43,4 +60,26 @@ def cli() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; gives the exit code."""
     safe_streams()
-    return guarded(lambda: cli.main(args=list(arguments), prog_name="dropkv", standalone_mode=False), arguments)
+    return guarded(lambda: _main(arguments), arguments)
+
+
+def _main(arguments: Sequence[str]) -> object:
+    try:
+        return cli.main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
+    except click.BadParameter as error:
+        _name_source(error)
+        raise
+    except DropkvError as error:
+        if arguments and arguments[0] in VERBS:
+            text = str(error)
+            error.args = (text + blamed(find_command(arguments[0]), arguments[1:], text),)
+        raise
+
+
+def _name_source(error: click.BadParameter) -> None:
+    """Click names an option's variable whenever it has one: that helps only if the value came from there."""
+    option, context = error.param, error.ctx
+    if not isinstance(option, click.Option) or option.name is None or context is None:
+        return
+    if context.get_parameter_source(option.name) is not ParameterSource.ENVIRONMENT:
+        error.param_hint = f"'{' / '.join(option.opts)}'"

@@ -1,14 +1,17 @@
-"""Putting questions to an opened file: one after another, or at a prompt."""
+"""Putting questions to an opened file: one after another, or at a prompt with a few commands of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
+import re
 import sys
 from typing import TYPE_CHECKING
 
-from dropkv.errors import QuestionError
+from dropkv.errors import DropkvError, ModelError, QuestionError, UsageError
 from dropkv_cli.output import complain, harmless, json_line, one_line, result, say
+from formats.errors import ExistingFile, FormatError, show_path
 
 if TYPE_CHECKING:
     from dropkv.generate import Answer
@@ -16,6 +19,13 @@ if TYPE_CHECKING:
     from dropkv.settings import Sampling
 
 PROMPT = "> "
+COMMAND = re.compile(r"/[a-z?]*(\s|$)")
+HELP = """\
+/save FILE   write the conversation: NAME.jsonl can be gone on with (--resume), any other name gets Markdown
+/reset       forget the turns so far; the document stays
+/help        this list
+/quit        end, as an empty line or Ctrl-D do
+A question that starts with / is asked with a space before it. Ctrl-C stops an answer."""
 
 
 class Asker:
@@ -25,11 +35,23 @@ class Asker:
         self.kv = kv
         self.sampling = sampling
         self.as_json = as_json
-        self.source = kv.chat() if chat else kv
+        self.chat = kv.chat() if chat else None
+        self.source = self.chat or kv
+        self.own_file = ""  # a transcript that this conversation wrote or came from, which /save may replace
         self.streaming = sys.stdout.isatty() and not as_json
 
-    def ask_all(self, questions: list[str]) -> int:
-        """Answer every question; one that cannot be asked does not stop the others. Gives the exit code."""
+    def resume(self, path: str) -> None:
+        """Go on with a saved conversation. Raises QuestionError, IdentityError."""
+        from dropkv.transcripts import read_turns
+
+        assert self.chat is not None
+        self.chat.resume(read_turns(path, self.kv.session, self.kv.metadata))
+        self.own_file = path
+        if not self.as_json:
+            say(f"{show_path(path)}: {self._turns()} so far")
+
+    def ask_all(self, questions: list[str], *, alone: bool) -> int:
+        """Answer every question; one that cannot be asked does not stop the others, unless it stands alone. Gives the exit code."""
         failures = 0
         for number, question in enumerate(questions):
             if not self.as_json and len(questions) > 1:
@@ -38,9 +60,9 @@ class Asker:
                 say(f"Q: {one_line(question)}")
             try:
                 self.answer(question)
-            except QuestionError as error:
+            except (QuestionError, ModelError) as error:
                 failures += 1
-                if len(questions) == 1:
+                if alone:
                     raise
                 complain(str(error))
                 if self.as_json:
@@ -51,21 +73,43 @@ class Asker:
         """Read questions from the terminal until an empty line or the end of input. Ctrl-C stops an answer, not the prompt."""
         with contextlib.suppress(ImportError):
             importlib.import_module("readline")  # gives input() editing and a history
-        say("Ask about the document; an empty line or Ctrl-D ends.")
+        say("Ask about the document; an empty line or Ctrl-D ends, /help shows what else there is.")
         while True:
             try:
-                question = self._read_line().strip()
+                line = self._read_line()
             except EOFError:
                 say("")
                 return 0
-            if not question:
+            if not line.strip():
                 return 0
             try:
-                self.answer(question)
-            except QuestionError as error:
+                if not COMMAND.match(line):
+                    self.answer(line.strip())
+                elif not self.obey(*line.split(maxsplit=1)):
+                    return 0
+            except (DropkvError, FormatError) as error:
                 complain(str(error))
             except KeyboardInterrupt:
                 (result if self.streaming else say)("")
+
+    def obey(self, name: str, rest: str = "") -> bool:
+        """Do what a command of the prompt says; False ends the prompt. Raises UsageError, and what saving raises."""
+        rest = rest.strip()
+        if name in ("/quit", "/exit", "/bye"):
+            return False
+        if name in ("/help", "/?"):
+            say(HELP)
+        elif name not in ("/save", "/reset"):
+            raise UsageError(f"no command {name}: /help lists them; to ask it, type a space first")
+        elif self.chat is None:
+            raise UsageError(f"{name} needs a conversation: start with --chat")
+        elif name == "/reset":
+            forgotten = self._turns()
+            self.chat.reset()
+            say(f"{forgotten} forgotten")
+        else:
+            self._save(rest)
+        return True
 
     def answer(self, question: str) -> None:
         """Print one answer: piece by piece on a terminal, whole otherwise. Ctrl-C leaves a conversation as far as it has come."""
@@ -84,6 +128,32 @@ class Asker:
         if not self.streaming:
             result(answer.text)
         self._note_cut(answer)
+
+    def _save(self, path: str) -> None:
+        from dropkv.transcripts import save_turns
+
+        assert self.chat is not None
+        if not path:
+            raise UsageError("/save needs a name: /save talk.jsonl to go on later, /save talk.md to read")
+        if not self.chat.turns:
+            raise UsageError("nothing was said yet: ask something before /save")
+        try:
+            save_turns(
+                os.path.expanduser(path),
+                self.chat.turns,
+                self.kv.session,
+                self.kv.metadata,
+                overwrite=path == self.own_file,
+            )
+        except ExistingFile as error:
+            error.fix = "choose another name"
+            raise
+        self.own_file = path
+        say(f"{self._turns()} -> {show_path(path)}")
+
+    def _turns(self) -> str:
+        count = len(self.chat.turns) if self.chat else 0
+        return "1 turn" if count == 1 else f"{count:,} turns"
 
     def _note_cut(self, answer: Answer) -> None:
         """An answer that the model did not end itself looks like one that it did."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,10 +12,23 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import CompressSettings
-from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, flag, given, json_option, seed
+from dropkv_cli.endings import failure
+from dropkv_cli.fidelity import fidelity_lines
+from dropkv_cli.options import (
+    DEFAULT_MODEL,
+    budget,
+    check_text,
+    device_options,
+    flag,
+    given,
+    json_option,
+    model_aliases,
+    seed,
+)
 from dropkv_cli.output import compared, complain, json_line, say, size
 from dropkv_cli.progress import progress_bar, waiting
-from dropkv_cli.targets import Target, check_target, plan_targets
+from dropkv_cli.shells import offer
+from dropkv_cli.targets import Target, check_target, make_folder, plan_targets
 from formats.errors import FormatError, show_path
 
 if TYPE_CHECKING:
@@ -33,6 +47,7 @@ class Job:
     force: bool
     dry_run: bool
     as_json: bool
+    output: str
 
 
 @click.command("compress")
@@ -42,13 +57,14 @@ class Job:
     "--output",
     metavar="FILE|FOLDER/",
     show_default="none; needed unless --dry-run",
-    help="The .kv file to write; for several documents an existing folder, which gets one file for each.",
+    help="The .kv file to write; for several documents a folder, which gets one file for each and is made if its name ends in /.",
 )
 @click.option(
     "--model",
     default=DEFAULT_MODEL,
     show_default=True,
     metavar="MODEL",
+    shell_complete=offer(names=model_aliases, files=True),
     help="Alias (see `dropkv models`), Hub id or local folder.",
 )
 @click.option(
@@ -64,6 +80,7 @@ class Job:
     default=DEFAULTS.method,
     show_default=True,
     metavar="NAME",
+    shell_complete=offer(names=method_files),
     help=f"How entries are chosen: {', '.join(sorted(method_files()))}.",
 )
 @click.option(
@@ -71,6 +88,7 @@ class Job:
     default=DEFAULTS.observe,
     show_default=True,
     metavar="WHAT",
+    shell_complete=offer("replay", "tail", "question:", "questions:"),
     help="Where observation queries come from: replay, the document repeated chunk by chunk; tail, its last tokens; "
     "question:TEXT, the one question that will be asked; questions:FILE, a line for each sample question or description.",
 )
@@ -116,11 +134,14 @@ class Job:
 @device_options
 @flag("--no-tokens", help="Leave the document's token ids out of the file.")
 @flag("--truncate", help="Cut a document that does not fit the model's context instead of refusing it.")
+@flag("--no-fidelity", help="Do not measure how much the file changes what the model predicts of the document.")
 @click.option(
     "--seed", type=seed, default=DEFAULTS.seed, show_default=True, metavar="N", help="Seed of the method random."
 )
 @flag("--force", help="Replace an output file that exists.")
-@flag("--dry-run", help="Print sizes and the memory needed, and write nothing.")
+@flag(
+    "--dry-run", help="Print sizes and the memory needed; nothing is written, and the model's weights are not loaded."
+)
 @json_option
 def command(
     documents: tuple[str, ...],
@@ -130,6 +151,7 @@ def command(
     device: str,
     revision: str | None,
     no_tokens: bool,
+    no_fidelity: bool,
     force: bool,
     dry_run: bool,
     as_json: bool,
@@ -137,30 +159,49 @@ def command(
 ) -> int:
     """Read documents once and write one small .kv file for each.
 
-    DOC is a text file in UTF-8 (.txt, .md), or - for standard input. Several documents share one load of the model;
-    when one of them fails, the others are still written, and the exit code is 1; with --json it gets a line with its error.
+    DOC is a text file in UTF-8 (.txt, .md), a folder of them (those in its own folders are left out), or - for standard
+    input. Several documents share one load of the model; when one of them fails, the others are still written, and the exit
+    code is 1; with --json it gets a line with its error.
     """
     if output is None and not dry_run:
         raise UsageError("name the file to write with -o FILE, or try --dry-run")
-    job = Job(CompressSettings(keep_tokens=not no_tokens, **settings), force, dry_run, as_json)
-    todo, failures = _readable(plan_targets(documents, output), job)
+    chosen = CompressSettings(keep_tokens=not no_tokens, fidelity=not no_fidelity, **settings)
+    job = Job(chosen, force, dry_run, as_json, output or "")
+    targets = plan_targets(documents, output)
+    todo, failures = _readable(targets, job)
     if todo:
-        _check_method(job.settings)
+        _check_settings(job.settings)
         _note_unused(job.settings)
-        waiting(f"loading {model} ...")
         started = time.perf_counter()
-        from dropkv.models import load_model
-
-        loaded = load_model(model, revision=revision, dtype=dtype, device=device)
+        loaded = _load(model, revision, dtype, device, dry_run)
         load_seconds = time.perf_counter() - started
-        for target, document in todo:
+        _check_system(loaded, job.settings)
+        sizes = []
+        for number, (target, document) in enumerate(todo, 1):
             try:
-                _one(loaded, target, document, job, load_seconds)
-            except (DropkvError, FormatError) as error:
+                place = f"{number}/{len(todo)} " if len(todo) > 1 else ""
+                sizes.append(_one(loaded, target, document, job, load_seconds, place))
+            except (BrokenPipeError, click.ClickException):
+                raise
+            except Exception as error:
                 failures += 1
-                _report(error, target, job, alone=len(documents) == 1)
+                _report(error, target, job, alone=len(targets) == 1)
             load_seconds = 0.0  # only the first file had to wait for the model
+        if len(targets) > 1 and not as_json:
+            _sum_up(sizes, failures, job)
     return 1 if failures else 0
+
+
+def _load(name: str, revision: str | None, dtype: str, device: str, dry_run: bool) -> Model:
+    """The model; for an estimate without its weights, which may be large, or not be here."""
+    if dry_run:
+        from dropkv.models import load_outline
+
+        return load_outline(name, revision=revision, dtype=dtype, device=device)
+    waiting(f"loading {name} ...")
+    from dropkv.models import load_model
+
+    return load_model(name, revision=revision, dtype=dtype, device=device)
 
 
 def _readable(targets: list[Target], job: Job) -> tuple[list[tuple[Target, Document]], int]:
@@ -170,7 +211,7 @@ def _readable(targets: list[Target], job: Job) -> tuple[list[tuple[Target, Docum
     todo, failures = [], 0
     for target in targets:
         try:
-            check_target(target, force=job.force)
+            check_target(target, force=job.force, new_folder=job.output.endswith("/"))
             todo.append((target, read_document(target.document)))
         except (DropkvError, FormatError) as error:
             failures += 1
@@ -178,14 +219,23 @@ def _readable(targets: list[Target], job: Job) -> tuple[list[tuple[Target, Docum
     return todo, failures
 
 
-def _report(error: DropkvError | FormatError, target: Target, job: Job, *, alone: bool) -> None:
-    """The failure of one document: the end of the command when it is the only one, else a line."""
-    if alone:
+def _report(error: Exception, target: Target, job: Job, *, alone: bool) -> None:
+    """The failure of one document: the end of the command when it is the only one or standard output fails, else a line."""
+    text = "" if alone else failure(error)
+    if not text:
         raise error
-    text = str(error)
+    text = text.removeprefix(f"{Path(target.document).name}: ")
     complain(text if target.shown in text else f"{target.shown}: {text}")
     if job.as_json:
         json_line(_names(target) | {"error": text})
+
+
+def _sum_up(sizes: list[int], failures: int, job: Job) -> None:
+    """One line about all documents, the good and the bad."""
+    done = "would be written" if job.dry_run else "written"
+    failed = f", {failures:,} failed" if failures else ""
+    files = "1 file" if len(sizes) == 1 else f"{len(sizes):,} files"
+    say(f"{files} {done}, {'about ' if job.dry_run else ''}{size(sum(sizes))} in all{failed}")
 
 
 def _note_unused(settings: CompressSettings) -> None:
@@ -199,8 +249,8 @@ def _note_unused(settings: CompressSettings) -> None:
         say(f"note: --chunk is not used with --observe {kind}, which replays nothing")
 
 
-def _check_method(settings: CompressSettings) -> None:
-    """An unknown method, or a questions file that cannot be read, is found out before the model is loaded."""
+def _check_settings(settings: CompressSettings) -> None:
+    """An unknown method, a system text that is none, or a questions file that cannot be read, before the model is loaded."""
     from dropkv.compression import resolve_method
     from dropkv.observers.questions import read_questions
 
@@ -208,24 +258,38 @@ def _check_method(settings: CompressSettings) -> None:
     kind, _, rest = settings.observe.partition(":")
     if kind == "questions":
         read_questions(rest)
+    if settings.system is not None:
+        check_text(settings.system, "--system")
 
 
-def _one(model: Model, target: Target, document: Document, job: Job, load_seconds: float) -> None:
+def _check_system(model: Model, settings: CompressSettings) -> None:
+    """A system text that the template does not take is told once, not for every document."""
+    if settings.system is not None:
+        from dropkv.prompts import Seam
+
+        Seam.of(model.tokenizer, system=settings.system, name=model.id)
+
+
+def _one(model: Model, target: Target, document: Document, job: Job, load_seconds: float, place: str) -> int:
+    """Compress one document, or estimate it; gives the bytes of its file."""
     from dropkv.compression import compress_document, estimate
 
     if job.dry_run:
-        _print_estimate(estimate(model, document, job.settings), model, target, job)
-        return
+        sizes = estimate(model, document, job.settings)
+        _print_estimate(sizes, model, target, job)
+        return sizes.file_bytes
     started = time.perf_counter()
-    with progress_bar(document.name, len(model.geometry)) as progress:
+    with progress_bar(place + document.name, len(model.geometry)) as progress:
         compression = compress_document(model, document, job.settings, progress=progress)
     assert target.path is not None
     writing = time.perf_counter()
+    make_folder(job.output)
     file_bytes = compression.save(target.path, overwrite=job.force)
     ended = time.perf_counter()
     _print_result(
         compression, model, target, job, file_bytes, load_seconds, ended - writing, ended - started + load_seconds
     )
+    return file_bytes
 
 
 def _print_result(
@@ -249,10 +313,13 @@ def _print_result(
                 "full_entries": report.full_entries,
                 "file_bytes": file_bytes,
                 "full_cache_bytes": report.full_cache_bytes,
+                "fidelity": report.fidelity,
+                "fidelity_missing": report.fidelity_missing,
                 "seconds": {
                     "load": load,
                     "prefill": report.prefill_seconds,
                     "score": report.score_seconds,
+                    "fidelity": report.fidelity_seconds,
                     "write": write,
                     "total": total,
                 },
@@ -267,13 +334,18 @@ def _print_result(
         f"  {size(file_bytes)} on disk, the full cache is {size(report.full_cache_bytes)}: "
         f"{compared(file_bytes, report.full_cache_bytes)}"
     )
+    if job.settings.fidelity:
+        lines = fidelity_lines(report.fidelity)
+        say("  fidelity: " + "\n    ".join(lines) + (f": {report.fidelity_missing}" if report.fidelity_missing else ""))
     say(
         f"  {total:.1f} s (model {load:.1f}, prefill {report.prefill_seconds:.1f}, score {report.score_seconds:.1f}, "
-        f"write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"
+        f"fidelity {report.fidelity_seconds:.1f}, write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"
     )
 
 
 def _print_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> None:
+    from dropkv.memory import available_memory
+
     if job.as_json:
         json_line(
             _about(model, target, job)
@@ -285,6 +357,7 @@ def _print_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> 
                 "file_bytes": sizes.file_bytes,
                 "full_cache_bytes": sizes.full_cache_bytes,
                 "peak_memory_bytes": sizes.peak_bytes,
+                "available_memory_bytes": available_memory(model.device),
                 "dry_run": True,
             }
         )
@@ -294,8 +367,14 @@ def _print_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> 
     say(_sizes(sizes.document_tokens, sizes.kept, sizes.kept_entries, sizes.full_entries))
     say(
         f"  about {size(sizes.file_bytes)} on disk, the full cache is {size(sizes.full_cache_bytes)}; "
-        f"about {size(sizes.peak_bytes)} of memory needed"
+        f"about {size(sizes.peak_bytes)} of memory needed{_there_is(available_memory(model.device), sizes.peak_bytes)}"
     )
+
+
+def _there_is(available: int | None, needed: int) -> str:
+    if available is None:
+        return ""
+    return f", {'ONLY ' if available < needed else ''}{size(available)} available"
 
 
 def _sizes(tokens: int, kept: int, kept_entries: int, full_entries: int) -> str:

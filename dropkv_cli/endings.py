@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import TypeGuard
 
 import click
 
@@ -67,16 +68,28 @@ def guarded(action: Callable[[], object], arguments: Sequence[str] = ()) -> int:
     except BrokenPipeError:
         _forget_output()
         return 1
-    except MemoryError:
-        _trace()
-        complain("out of memory: use a smaller model, a shorter document, or --dtype bfloat16")
-        return 1
     except Exception as error:
         if ctrl_c.pressed and isinstance(error, ImportError | SystemError | RecursionError):
             return interrupted()  # a library whose import was stopped says so in its own words
         _trace()
-        complain(_unwritable(error) or _unexpected(error))
+        complain(_unwritable(error) or failure(error))
         return 1
+
+
+def failure(error: Exception) -> str:
+    """What to say of an error that ends one piece of work; nothing where standard output has failed, which ends all of it."""
+    if isinstance(error, DropkvError | FormatError):
+        return str(error)
+    if _passed_output(error):
+        return ""
+    text = str(error)
+    if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported for its name alone
+        return "the GPU ran out of memory: use --device cpu, a smaller model or a shorter document"
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text):
+        return "out of memory: use a smaller model, a shorter document, or --dtype bfloat16"
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    what = f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
+    return f"unexpected {what}; run it again with DROPKV_DEBUG=1 for details and report them"
 
 
 def _usage(error: click.ClickException, arguments: Sequence[str]) -> int:
@@ -100,19 +113,15 @@ def _forget_output() -> None:
 
 def _unwritable(error: Exception) -> str:
     """What to say when it was standard output that failed, else nothing. All that is printed passes through click.echo."""
-    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if not isinstance(error, OSError) or click.echo.__code__ not in frames:
+    if not _passed_output(error):
         return ""
     _forget_output()
     return f"standard output cannot be written ({error.strerror}): send it to another file, or to a terminal"
 
 
-def _unexpected(error: Exception) -> str:
-    if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported for its name alone
-        return "the GPU ran out of memory: use --device cpu, a smaller model or a shorter document"
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    what = f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
-    return f"unexpected {what}; run it again with DROPKV_DEBUG=1 for details and report them"
+def _passed_output(error: Exception) -> TypeGuard[OSError]:
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, OSError) and click.echo.__code__ in frames
 
 
 def _trace() -> None:

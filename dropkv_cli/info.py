@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from dropkv_cli.fidelity import fidelity_lines
 from dropkv_cli.options import json_option, refuse_pipe
 from dropkv_cli.output import compared, json_line, pairs, result, size
 from formats import Header, LayerInfo, Metadata, read_header
@@ -56,6 +57,7 @@ def _rows(header: Header) -> list[tuple[str, str]]:
         ("observer", _parameters(metadata.observer, "name")),
         ("budget", _budget(metadata)),
         ("kept", _kept(metadata)),
+        *zip(("fidelity", ""), fidelity_lines(metadata.fidelity), strict=False),
         ("size", _size(header)),
         *_layers(metadata.layers),
         ("rope", _rope(metadata.rope)),

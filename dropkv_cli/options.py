@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from dropkv.errors import BudgetError, UsageError
 from dropkv.settings import check_budget
+from dropkv_cli.shells import offer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -43,13 +44,30 @@ def seed(text: object) -> int:
     return int(digits)
 
 
+def check_text(text: str, what: str) -> None:
+    """Raise UsageError for text of the command line that is not in the encoding of the terminal."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} is no valid UTF-8: check the encoding of the terminal or script") from None
+
+
 def given(name: str) -> bool:
     """Whether the current command's option of that name was written, not left at its default."""
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
+def model_aliases() -> list[str]:
+    """The aliases of `dropkv models`, for completion."""
+    from dropkv.models import catalogue
+
+    return [row.alias for row in catalogue()]
+
+
 def refuse_pipe(file: str) -> None:
-    """Raise UsageError for "-": a .kv file is read in pieces, in any order."""
+    """Raise UsageError for "-": a .kv file is read in pieces, in any order. Nor is there a file without a name."""
+    if not file:
+        raise UsageError("the file has an empty name: name a .kv file")
     if file == "-":
         raise UsageError("a .kv file cannot be read from a pipe: name the file, or ./- for a file of that name")
 
@@ -63,6 +81,7 @@ def device_options(command: Command) -> Command:
                 default="auto",
                 show_default=True,
                 metavar="TYPE",
+                shell_complete=offer("auto", "float32", "bfloat16", "float16"),
                 help="Type to compute in: float32, bfloat16, float16; auto is float32 on a CPU, else the model's own.",
             ),
             click.option(
@@ -70,6 +89,7 @@ def device_options(command: Command) -> Command:
                 default="auto",
                 show_default=True,
                 metavar="DEVICE",
+                shell_complete=offer("auto", "cpu", "cuda"),
                 help="Where to compute: cpu, cuda, cuda:1, or several GPUs as cuda:0,cuda:1; auto is one GPU if the model fits onto it, "
                 "else all of them, and the CPU where there is none.",
             ),

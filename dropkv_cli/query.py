@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from dropkv.errors import QuestionError, UsageError
 from dropkv.settings import Sampling
-from dropkv_cli.options import device_options, flag, json_option, refuse_pipe
+from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
 from dropkv_cli.options import seed as seed_number
-from dropkv_cli.output import harmless, say, size
+from dropkv_cli.output import complain, harmless, json_line, say, size
 from dropkv_cli.progress import waiting
+from dropkv_cli.shells import offer
 from formats import Header, read_header
 from formats.errors import show_path
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from dropkv.library import KVFile
 
 DEFAULTS = Sampling()
+STDIN = "-"
 
 
 @click.command("query")
@@ -31,13 +34,14 @@ DEFAULTS = Sampling()
     "--questions-file",
     metavar="FILE|-",
     show_default="none",
-    help="Read questions from a file or standard input, one a line; blank lines and lines from # on are skipped.",
+    help="Read questions from a file or standard input, one a line; blank lines and lines that start with # are skipped.",
 )
 @click.option(
     "--model",
     default=None,
     show_default="the one the file names",
     metavar="MODEL",
+    shell_complete=offer(names=model_aliases, files=True),
     help="Alias, Hub id or local folder of the model the file was made with.",
 )
 @device_options
@@ -75,6 +79,13 @@ DEFAULTS = Sampling()
     help="Seed of the sampling.",
 )
 @flag("--chat", help="Later questions see the earlier ones and their answers; on a terminal a prompt follows them.")
+@click.option(
+    "--resume",
+    metavar="FILE",
+    default=None,
+    show_default="none",
+    help="Go on with a conversation that /save NAME.jsonl wrote at the prompt; includes --chat.",
+)
 @json_option
 def command(
     file: str,
@@ -90,13 +101,15 @@ def command(
     top_p: float,
     seed: int | None,
     chat: bool,
+    resume: str | None,
     as_json: bool,
 ) -> int:
     """Answer questions from a .kv file, without the document.
 
     Each question is answered as if it were the only one, unless --chat is given. Answers go to standard output, an
-    empty line between two; with no question on a terminal a prompt opens, which an empty line or Ctrl-D ends, and where
-    Ctrl-C stops an answer.
+    empty line between two. A QUESTION of - reads questions from standard input, one a line. With no question on a terminal
+    a prompt opens, which an empty line or Ctrl-D ends, and where Ctrl-C stops an answer. /help lists its commands: with
+    --chat, /save FILE keeps the conversation.
 
     With --json, seconds.load is the loading of the file (not of the model), seconds.first_token and seconds.total are
     counted from the question on, and stopped is true when the model ended the answer itself, false when the token limit
@@ -104,50 +117,98 @@ def command(
     """
     refuse_pipe(file)
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-    asked = [*questions, *_from_file(questions_file)]
-    _refuse_blank(asked)
+    asked = _all_questions(questions, questions_file)
+    good, bad = _sorted_out(asked)
+    if asked and not good:
+        _report(bad, as_json)
+        return 1
     if not asked and not sys.stdin.isatty():
         raise UsageError("no question: give one in quotes after the file, or read them from standard input with -f -")
+    if resume is not None:
+        _check_readable(resume)
     header = read_header(file)  # what is no KV file is refused before torch is imported
+    _report(bad, as_json)
     kv, model_seconds = _open(file, header, model, revision, dtype, device, allow_mismatch)
     if not as_json:
         _announce(file, header, kv, model_seconds)
 
     from dropkv_cli.asking import Asker
 
+    chat = chat or resume is not None
     asker = Asker(kv, sampling, chat=chat, as_json=as_json)
-    code = asker.ask_all(asked)
+    if resume is not None:
+        asker.resume(resume)
+    code = max(asker.ask_all(good, alone=len(asked) == 1), 1 if bad else 0)
     if not asked or (chat and asker.streaming and sys.stdin.isatty()):
         asker.prompt()
     return code
 
 
-def _from_file(name: str | None) -> list[str]:
-    """The questions of -f; raises UsageError for a file that cannot be read or holds none."""
-    if name is None:
-        return []
+def _all_questions(written: Sequence[str], file: str | None) -> list[str]:
+    """The questions of the command line, - standing for those of standard input, and then those of -f."""
+    if [*written, file].count(STDIN) > 1:
+        raise UsageError("standard input is named twice: give - once, as a question or with -f")
+    asked = []
+    for question in written:
+        asked += _from_file(STDIN) if question == STDIN else [question]
+    return asked if file is None else asked + _from_file(file)
+
+
+def _from_file(name: str) -> list[str]:
+    """The questions of a file or standard input; raises QuestionError when it cannot be read or holds none."""
+    shown = "standard input" if name == STDIN else show_path(name)
     try:
-        if name == "-":
-            text, shown = sys.stdin.buffer.read().decode("utf-8-sig"), "standard input"
+        if name == STDIN:
+            text = sys.stdin.buffer.read().decode("utf-8-sig")
         else:
-            shown = show_path(name)
             with open(name, encoding="utf-8-sig") as lines:
                 text = lines.read()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        problem = f"-f {show_path(name)}: cannot be read ({reason})"
-        raise UsageError(f"{problem}: give a text file with one question a line") from None
+        raise QuestionError(f"{shown}: cannot be read ({reason}): give a text file with one question a line") from None
     questions = [line.strip() for line in text.splitlines()]
     questions = [line for line in questions if line and not line.startswith("#")]
     if not questions:
-        raise UsageError(f"-f: no question in {shown}: write one a line")
+        raise QuestionError(f"no question in {shown}: write one a line")
     return questions
 
 
-def _refuse_blank(questions: list[str]) -> None:
+def _check_readable(transcript: str) -> None:
+    """A transcript that is not there is found out before the model is loaded. Raises QuestionError."""
+    try:
+        with open(transcript, "rb"):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        name = show_path(transcript)
+        raise QuestionError(f"{name}: cannot be read ({reason}): name a file that /save NAME.jsonl wrote") from None
+
+
+def _sorted_out(questions: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The questions that can be asked, and those of which that can be told without a model, each with the reason.
+
+    Raises QuestionError for a single one that cannot.
+    """
+    from dropkv.prompts import check_question
+
+    good, bad = [], []
     for number, question in enumerate(questions, 1):
-        if not question.strip():
-            raise QuestionError(f"question {number} is empty: ask something")
+        try:
+            check_question(question)
+            good.append(question)
+        except QuestionError as error:
+            if len(questions) == 1:
+                raise
+            bad.append((question, f"question {number}: {error}"))
+    return good, bad
+
+
+def _report(bad: list[tuple[str, str]], as_json: bool) -> None:
+    """A line for each question that cannot be asked."""
+    for question, problem in bad:
+        complain(problem)
+        if as_json:
+            json_line({"question": question, "error": problem})
 
 
 def _open(

@@ -13,6 +13,7 @@ from formats.errors import ExistingFile, FormatError, WriteFailed, printable, sh
 
 STDIN = STDOUT = "-"
 SUFFIX = ".kv"
+TEXTS = (".txt", ".text", ".md", ".markdown")  # what is taken of a folder of documents
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,14 @@ class Target:
         return "standard input" if self.document == STDIN else show_path(self.document)
 
 
-def plan_targets(documents: Sequence[str], output: str | None) -> list[Target]:
-    """Pair documents and files.
+def plan_targets(names: Sequence[str], output: str | None) -> list[Target]:
+    """Pair documents and files. A folder among the names stands for the texts in it; an output folder need not exist yet.
 
-    Raises UsageError for what cannot be meant, DropkvError for a folder that is not there.
+    Raises UsageError for what cannot be meant, DropkvError for a folder without texts or one that cannot be made.
     """
-    if not all(documents):
+    if not all(names):
         raise UsageError("a document has an empty name: name a text file, or give - to read standard input")
+    documents = [document for name in names for document in (_texts_in(name) if os.path.isdir(name) else [name])]
     if len(set(documents)) < len(documents):
         raise UsageError("a document is given twice: name each one once")
     if output is None:
@@ -47,12 +49,13 @@ def plan_targets(documents: Sequence[str], output: str | None) -> list[Target]:
     if not (os.path.isdir(folder) or output.endswith(os.sep)):
         if len(documents) > 1:
             count = len(documents)
-            raise UsageError(f"-o {show_path(output)} is one file for {count} documents: give an existing folder")
+            raise UsageError(
+                f"-o {show_path(output)} is one file for {count} documents: give a folder, {show_path(output)}/"
+            )
         return [Target(documents[0], folder)]
     if not os.path.isdir(folder):
         _check_length(folder)
         _refuse_below_file(folder, folder)
-        raise DropkvError(f"{show_path(output)}: no such folder, make it first: mkdir -p {show_path(output)}")
     targets = [Target(document, folder / (_stem(document) + SUFFIX)) for document in documents]
     taken: dict[Path | None, Target] = {}
     for target in targets:
@@ -63,8 +66,23 @@ def plan_targets(documents: Sequence[str], output: str | None) -> list[Target]:
     return targets
 
 
-def check_target(target: Target, *, force: bool) -> None:
-    """Raise DropkvError or FormatError when this file cannot or must not be written; nothing is touched."""
+def make_folder(output: str) -> None:
+    """Make the folder an output ends in, where it names one. Raises DropkvError."""
+    if not output.endswith(os.sep):
+        return
+    try:
+        os.makedirs(output, exist_ok=True)
+    except OSError as error:
+        raise DropkvError(
+            f"{show_path(output)}: cannot be made ({error.strerror}), choose another one with -o"
+        ) from None
+
+
+def check_target(target: Target, *, force: bool, new_folder: bool = False) -> None:
+    """Raise DropkvError or FormatError when this file cannot or must not be written; nothing is touched.
+
+    new_folder: its folder will be made.
+    """
     path = target.path
     if path is None:
         return
@@ -78,11 +96,26 @@ def check_target(target: Target, *, force: bool) -> None:
         if not force:
             raise _refused(ExistingFile("exists already"), shown)
     parent = path.parent
+    if not parent.is_dir() and new_folder:
+        return
     if not parent.is_dir():
         _refuse_below_file(path, parent)
         raise DropkvError(f"{shown}: its folder does not exist, make it first: mkdir -p {show_path(parent)}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise DropkvError(f"{shown}: the folder {show_path(parent)} is not writable, choose another one with -o")
+
+
+def _texts_in(folder: str) -> list[str]:
+    """The texts that lie in a folder itself, by name; hidden ones and those of folders in it are passed over. Raises DropkvError."""
+    try:
+        found = [entry for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith(".")]
+    except OSError as error:
+        raise DropkvError(f"{show_path(folder)}: cannot be read ({error.strerror}), check its permissions") from None
+    texts = sorted(entry.path for entry in found if entry.name.lower().endswith(TEXTS))
+    if not texts:
+        kinds = f"{', '.join(TEXTS[:-1])} or {TEXTS[-1]}"
+        raise DropkvError(f"{show_path(folder)}: no {kinds} file lies in this folder, name the documents one by one")
+    return texts
 
 
 def _check_length(path: Path) -> None:

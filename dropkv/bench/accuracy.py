@@ -182,7 +182,9 @@ def _answer(
     per_batch = max(1, room // (len(computed) * max(one.survey.n for one in asked)))
     for begin in range(0, len(asked), per_batch):
         part = asked[begin : begin + per_batch]
-        keeps = [{cell: _keep(one.survey, cell, len(seam.head_ids)) for cell in computed} for one in part]
+        keeps = [torch.stack([_keep(one.survey, cell, len(seam.head_ids)) for cell in computed]) for one in part]
+        alike = [same_sets(keep) for keep in keeps]
+        each = max(len(set(firsts)) for firsts in alike)
         longest = max(one.survey.n for one in part)
         keys = [
             torch.stack([_padded(one.survey.keys[layer], longest) for one in part])
@@ -192,21 +194,27 @@ def _answer(
             torch.stack([_padded(one.survey.values[layer], longest) for one in part])
             for layer in range(len(model.geometry))
         ]
-        rows, starts = [], []
-        for place, (one, keep) in enumerate(zip(part, keeps, strict=True)):
-            for cell in computed:
-                rows.append(Row(place, one.tokens, torch.nn.functional.pad(keep[cell], (0, longest - one.survey.n))))
+        rows: list[Row] = []  # cells that keep the same entries give the same answer: it is computed once
+        starts: list[int] = []
+        places: list[dict[int, int]] = []
+        for place, (one, keep, firsts) in enumerate(zip(part, keeps, alike, strict=True)):
+            padded = torch.nn.functional.pad(keep, (0, longest - one.survey.n))
+            distinct = sorted(set(firsts))
+            places.append({first: len(rows) + index for index, first in enumerate(distinct)})
+            for first in [*distinct, *[0] * (each - len(distinct))]:  # every document needs as many rows as the others
+                rows.append(Row(place, one.tokens, padded[first]))
                 starts.append(one.survey.n)
         budget = max(one.sample.questions[one.number].max_new_tokens for one in part)
-        answers = iter(answer_rows(model, keys, values, rows, starts=starts, max_new_tokens=budget))
-        for one, keep in zip(part, keeps, strict=True):
+        answers = answer_rows(model, keys, values, rows, starts=starts, max_new_tokens=budget)
+        for one, keep, firsts, rows_of in zip(part, keeps, alike, places, strict=True):
             question = one.sample.questions[one.number]
-            for cell in computed:
-                tokens = [*one.given, *next(answers)][: 0 if one.over else question.max_new_tokens]
+            counts = keep.flatten(1).sum(1).tolist()
+            for number, cell in enumerate(computed):
+                answer = answers[rows_of[firsts[number]]]
+                tokens = [*one.given, *answer][: 0 if one.over else question.max_new_tokens]
                 prediction = model.tokenizer.decode(tokens, skip_special_tokens=True)
                 line = _line(plan, task, one.sample, setting, cell, one.number, model)
-                kept = int(keep[cell].sum())
-                full = keep[cell].numel()
+                kept, full = counts[number], keep[number].numel()
                 line |= {
                     "score": task.score(prediction, question),
                     "prediction": prediction,
@@ -220,11 +228,21 @@ def _answer(
                 if one.sample.depth is not None:
                     line["depth"] = one.sample.depth
                 if one.sample.index == 0 and one.number == 0:
-                    line["head_counts"] = keep[cell].sum(-1).tolist()
+                    line["head_counts"] = keep[number].sum(-1).tolist()
                 lines.append(line)
     if any(cell.method == "random-answer" for cell in cells):
         lines.extend(_random_answers(model, plan, task, asked, setting))
     return lines
+
+
+def same_sets(keep: Tensor) -> list[int]:
+    """For every mask of keep [masks, ...] the first one that is equal to it, known by two random sums that are exact in float64."""
+    flat = keep.flatten(1)
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(1 << 30, (flat.shape[1], 2), generator=generator).to(flat.device, torch.float64)
+    sums = [tuple(pair) for pair in (flat.double() @ weights).tolist()]
+    firsts: dict[tuple[float, ...], int] = {}
+    return [firsts.setdefault(pair, number) for number, pair in enumerate(sums)]
 
 
 def _random_answers(

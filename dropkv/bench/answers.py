@@ -1,7 +1,7 @@
 """Many answers at once from the caches of a few documents: every row has a document, a question and its own kept set.
 
-For measuring accuracy only. Rows of one document share its full keys and values, and a kept set is a mask over them: the logits of all rows
-of a document are one matrix product, so a hundred methods and budgets cost little more than one. A test checks that the answers are those
+For measuring accuracy only. Rows of one document share its full keys and values, and a kept set is a mask over them: all rows of a document
+are the queries of one attention, so a hundred methods and budgets cost little more than one. A test checks that the answers are those
 of the real, pruned cache.
 """
 
@@ -39,52 +39,85 @@ class MaskedRun:
         self.keys, self.values = keys, values
         self.documents, self.rows = keep.shape[1], keep.shape[2]
         total = self.documents * self.rows
-        self.blocked = torch.zeros(keep.shape, dtype=keys[0].dtype, device=model.device).masked_fill_(~keep, -torch.inf)
+        # from here on a kept set is what is added to logits: rows of one document stand together, as [documents, kv_heads, rows, 1, n]
+        self.blocked = [_blocked(one.transpose(1, 2).unsqueeze(3), like) for one, like in zip(keep, keys, strict=True)]
         self.tail_keys = [k.new_zeros((total, k.shape[1], capacity, k.shape[3])) for k in keys]
         self.tail_values = [v.new_zeros((total, v.shape[1], capacity, v.shape[3])) for v in values]
         self.hidden = torch.zeros((total, capacity), dtype=torch.bool, device=model.device)
         self.filled = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.line = torch.arange(capacity, device=model.device)
-        self.seen = 0
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        """Attention outputs [rows in all, heads, t, d_v]."""
-        self.seen += 1
-        q = q.contiguous()  # comes transposed
+        """Attention outputs [rows in all, heads, t, d_v]: over the kept entries and over the tail, put together by their log-sum-exps."""
         total, heads, t, _ = q.shape
-        kv_heads, n = k.shape[1], self.keys[layer].shape[2]
+        kv_heads = k.shape[1]
         group = heads // kv_heads
         place = self.filled + torch.arange(t, device=q.device)
         self.tail_keys[layer].index_copy_(2, place, k)
         self.tail_values[layer].index_copy_(2, place, v)
-        # rows of a document become one matrix: [documents, kv_heads, rows * group * t, d]
-        grouped = q.view(self.documents, self.rows, kv_heads, group, t, -1)
-        together = grouped.permute(0, 2, 1, 3, 4, 5).reshape(self.documents, kv_heads, self.rows * group * t, -1)
-        prefix = (together @ self.keys[layer].transpose(2, 3)).view(self.documents, kv_heads, self.rows, group, t, n)
-        tail = q.view(total, kv_heads, group * t, -1) @ self.tail_keys[layer].transpose(2, 3)
-        capacity = tail.shape[-1]
-        future = self.line > place.unsqueeze(1)  # [t, capacity]
-        tail = tail.view(total, kv_heads, group, t, capacity)
-        logits = torch.empty((total, kv_heads, group, t, n + capacity), dtype=torch.float32, device=q.device)
-        by_document = logits.view(self.documents, self.rows, kv_heads, group, t, n + capacity)
-        by_document[..., :n] = prefix.permute(0, 2, 1, 3, 4, 5)
-        logits[..., n:] = tail
-        logits *= scale
+        q = q.reshape(total, kv_heads, group * t, -1)
+
+        # all rows of a document are queries of one attention: [documents, kv_heads, rows * group * t, d]
+        together = q.view(self.documents, self.rows, *q.shape[1:]).transpose(1, 2).flatten(2, 3)
+        bias = self.blocked[layer].expand(-1, -1, -1, group * t, -1).flatten(2, 3)
+        far, far_sum = attention_with_sums(together, self.keys[layer], self.values[layer], bias, scale, softcap)
+        by_row = (self.documents, kv_heads, self.rows, group * t)
+        far = far.reshape(*by_row, -1).transpose(1, 2).reshape(total, kv_heads, group * t, -1)
+        far_sum = far_sum.reshape(by_row).transpose(1, 2).reshape(total, kv_heads, group * t)
+
+        near, near_sum = self._tail(layer, q, place, group, scale, softcap)
+        share = torch.sigmoid(far_sum - near_sum).unsqueeze(-1)
+        out: Tensor = near + share * (far.to(near.dtype) - near)
+        return out.reshape(total, heads, t, -1).to(v.dtype)
+
+    def _tail(
+        self, layer: int, q: Tensor, place: Tensor, group: int, scale: float, softcap: float | None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs and log-sum-exps over each row's own tail, for q [rows in all, kv_heads, group * t, d]."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        logits = (q @ self.tail_keys[layer].transpose(2, 3)).to(wide).mul_(scale)
         if softcap is not None:
             logits.div_(softcap).tanh_().mul_(softcap)
-        by_document[..., :n] += self.blocked[layer].view(self.documents, self.rows, kv_heads, 1, 1, n)
-        logits[..., n:].masked_fill_(future | self.hidden.view(total, 1, 1, 1, capacity), -torch.inf)
-        weights = torch.softmax(logits, dim=-1).to(q.dtype)
-        mine = weights.view(self.documents, self.rows, kv_heads, group, t, -1)[..., :n].permute(0, 2, 1, 3, 4, 5)
-        out = (mine.reshape(self.documents, kv_heads, -1, n) @ self.values[layer]).view(
-            self.documents, kv_heads, self.rows, group, t, -1
-        )
-        own = (weights[..., n:].reshape(total, kv_heads, group * t, capacity) @ self.tail_values[layer]).view(
-            total, kv_heads, group, t, -1
-        )
-        return (out.permute(0, 2, 1, 3, 4, 5).reshape(total, kv_heads, group, t, -1) + own).reshape(total, heads, t, -1)
+        future = self.line > place.unsqueeze(1).repeat(group, 1)  # [group * t, capacity]
+        logits.masked_fill_(future | self.hidden.view(len(q), 1, 1, -1), -torch.inf)
+        sums = logits.logsumexp(-1)
+        weights = (logits - sums.unsqueeze(-1)).exp_().nan_to_num_(0)  # a padding token before all others sees nothing
+        return (weights.to(q.dtype) @ self.tail_values[layer]).to(wide), sums
+
+
+def _blocked(keep: Tensor, like: Tensor) -> Tensor:
+    """0 where keep [..., n], a number that leaves no weight elsewhere; each row begins at a multiple of 16, as the fused operators want."""
+    n = keep.shape[-1]
+    nothing = torch.finfo(like.dtype).min / 2
+    bias = torch.full((*keep.shape[:-1], -(-n // 16) * 16), nothing, dtype=like.dtype, device=like.device)[..., :n]
+    return bias.masked_fill_(keep.to(like.device), 0)
+
+
+def attention_with_sums(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T scale + bias) v [b, h, m, d_v] and the log-sum-exps [b, h, m] in float32 or wider; bias [b, h, m, n].
+
+    PyTorch's fused operators do it where they can, and never write the logits.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    plain = softcap is not None or k.shape[-1] != v.shape[-1]
+    if q.device.type == "cuda" and not plain and q.dtype != torch.float64:
+        operator = torch.ops.aten._scaled_dot_product_efficient_attention
+        out, sums, *_ = operator(q, k, v, bias, True, scale=scale)
+        return out, sums[..., : q.shape[2]].to(wide)
+    if q.device.type == "cpu" and not plain:
+        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, sums = operator(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+        return out, sums.to(wide)
+    logits = (q @ k.transpose(2, 3)).to(wide).mul_(scale)
+    if softcap is not None:
+        logits.div_(softcap).tanh_().mul_(softcap)
+    logits += bias
+    sums = logits.logsumexp(-1)
+    return (logits - sums.unsqueeze(-1)).exp_().to(v.dtype) @ v, sums
 
 
 def answer_rows(

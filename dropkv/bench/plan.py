@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from dropkv.errors import UsageError
+from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 
 Setting = Literal["question-free", "question-aware"]
@@ -69,10 +69,15 @@ class AccuracyPlan:
 
 
 def read_plan(path: str | Path, **overrides: Any) -> AccuracyPlan:
-    """A plan from a TOML file whose keys are the fields of AccuracyPlan; overrides that are not None win. Raises UsageError."""
+    """A plan from a TOML file whose keys are the fields of AccuracyPlan; overrides that are not None win.
+
+    Raises DropkvError for a file that cannot be read, UsageError for what is in it.
+    """
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise DropkvError(f"{path}: cannot be read ({error.strerror}): name a plan, see docs/bench.md") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: cannot be read as TOML ({error}): see docs/bench.md for an example") from None
     known = {field.name for field in fields(AccuracyPlan)}
     unknown = sorted(set(content) - known)

@@ -10,7 +10,7 @@ class Probe:
     """Tokens appended at position n that see some document keys and themselves; their queries observe a part of those keys.
 
     ids: the probe's tokens. scored: the (start, stop) range of document positions they observe. seen: ranges they see besides.
-    observing: only so many of the last tokens observe, None for all.
+    observing: only so many of the last tokens observe, None for all, 0 for none.
     """
 
     ids: tuple[int, ...]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dropkv.bench.answers import Row, answer_rows
+from dropkv.bench.accuracy import same_sets
+from dropkv.bench.answers import Row, _blocked, answer_rows, attention_with_sums
 from dropkv.cache import Prefix, Tail
 from dropkv.generate import Session
 from dropkv.methods import get
@@ -77,3 +78,30 @@ def test_rows_must_be_even():
         answer_rows(
             model, layers, layers, [Row(0, (5,), keep)] * 2 + [Row(1, (5,), keep)], starts=[N] * 3, max_new_tokens=2
         )
+
+
+def test_equal_kept_sets_are_found():
+    keep = torch.rand(5, 2, 3, 400, generator=torch.Generator().manual_seed(0)) < 0.3
+    keep[3], keep[4] = keep[1], keep[0]
+    assert same_sets(keep) == [0, 1, 2, 1, 0]
+    keep[4, 1, 2, 399] ^= True
+    assert same_sets(keep) == [0, 1, 2, 1, 4]
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_attention_and_its_sums_are_the_definition(softcap):
+    """A row that keeps nothing has no weight beside any other."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 8, generator=generator) for n in (5, 37, 37))
+    keep = torch.rand(2, 3, 5, 37, generator=generator) < 0.4
+    keep[0, 1, 2] = False
+    out, sums = attention_with_sums(q, k, v, _blocked(keep, q), 0.3, softcap)
+    logits = (q.double() @ k.double().transpose(2, 3)) * 0.3
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
+    logits.masked_fill_(~keep, -torch.inf)
+    want = torch.softmax(logits, -1).nan_to_num(0) @ v.double()
+    some = keep.any(-1)
+    assert torch.allclose(out[some].double(), want[some], atol=1e-5)
+    assert torch.allclose(sums[some].double(), logits.logsumexp(-1)[some], atol=1e-5)
+    assert float(sums[0, 1, 2]) < -1e30 and bool(out.isfinite().all())

@@ -77,8 +77,9 @@ def heed_ctrl_c() -> None:
 
 @pytest.fixture
 def dropkv(monkeypatch: pytest.MonkeyPatch) -> Dropkv:
-    """The command line."""
-    monkeypatch.delenv("DROPKV_DEBUG", raising=False)
+    """The command line, without variables that change its defaults."""
+    for name in [name for name in os.environ if name.startswith("DROPKV_") and name != "DROPKV_CACHE"]:
+        monkeypatch.delenv(name)
     return run_dropkv
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,8 @@ from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
 
 KEYS = {
     "file", "model", "method", "observer", "budget", "document_tokens", "kept_entries", "full_entries", "file_bytes",
-    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from",
+    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from", "fidelity",
+    "fidelity_missing",
 }  # fmt: skip
 
 
@@ -27,7 +30,7 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     assert (result.code, result.err) == (0, "")
     (record,) = result.records
     assert set(record) == KEYS
-    assert set(record["seconds"]) == {"load", "prefill", "score", "write", "total"}
+    assert set(record["seconds"]) == {"load", "prefill", "score", "fidelity", "write", "total"}
     assert all(seconds > 0 for seconds in record["seconds"].values())
     assert record["seconds"]["total"] >= record["seconds"]["load"] + record["seconds"]["prefill"]
     header = read_header(output)
@@ -41,6 +44,45 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     assert record["kept_entries"] == sum(layer.entries for layer in header.metadata.layers) < record["full_entries"]
     assert record["file_bytes"] == output.stat().st_size == header.file_bytes
     assert record["peak_memory_bytes"] > 50 << 20
+    assert record["fidelity"] == header.metadata.fidelity and record["fidelity_missing"] is None
+    assert 0 <= record["fidelity"]["agreement"] <= 1 and record["fidelity"]["tokens"] > 10
+
+
+def test_without_fidelity_nothing_is_measured_and_the_entries_are_the_same(
+    dropkv: Dropkv, document: Path, model: Path, kv: Path
+) -> None:
+    output = document.with_name("plain.kv")
+    arguments = ("compress", document, "-o", output, "--model", model, *SETTINGS, "--no-fidelity")
+    (record,) = dropkv(*arguments, "--json").records
+    assert record["fidelity"] is None and record["seconds"]["fidelity"] == 0
+    assert record["fidelity_missing"] == "not asked for"
+    assert read_header(output).metadata.fidelity is None and read_header(kv).metadata.fidelity is not None
+    for ours, theirs in zip(read_file(output).layers, read_file(kv).layers, strict=True):
+        assert ours.positions.equal(theirs.positions) and ours.keys.equal(theirs.keys)
+    people = dropkv(*arguments, "--force")
+    assert people.code == 0 and "fidelity:" not in people.err
+    shown = dict(line.split(None, 1) for line in dropkv("info", output).out.splitlines() if line.startswith("fid"))
+    assert shown == {"fidelity": "not measured"}
+
+
+def test_a_document_too_short_to_be_measured_says_so(dropkv: Dropkv, document: Path, model: Path) -> None:
+    document.write_text("a")
+    done = dropkv("compress", document, "-o", document.with_suffix(".kv"), "--model", model, "--method", "full")
+    assert done.code == 0 and "fidelity: not measured: the document is a single token" in done.err
+    assert read_header(document.with_suffix(".kv")).metadata.fidelity is None
+
+
+def test_fidelity_is_shown_by_compress_and_info(dropkv: Dropkv, document: Path, model: Path) -> None:
+    output = document.with_suffix(".kv")
+    made = dropkv("compress", document, "-o", output, "--model", model, *SETTINGS)
+    lines = made.err.splitlines()
+    (start,) = (number for number, line in enumerate(lines) if line.startswith("  fidelity: "))
+    said = [lines[start].removeprefix("  fidelity: "), lines[start + 1].strip()]
+    shown = dropkv("info", output).out.splitlines()
+    (start,) = (number for number, line in enumerate(shown) if line.startswith("fidelity"))
+    assert said == [shown[start].removeprefix("fidelity").strip(), shown[start + 1].strip()]
+    values = read_header(output).metadata.fidelity
+    assert values is not None and f"{abs(values['nll'] - values['nll_full']):.2f} nats" in said[1]
 
 
 def test_the_summary_goes_to_standard_error(dropkv: Dropkv, document: Path, model: Path) -> None:
@@ -119,6 +161,91 @@ def test_a_folder_takes_one_file_per_document_and_failures_do_not_stop_the_rest(
     assert len(lines) == 4 and all(line.startswith("dropkv: ") for line in lines)
     for name in ("empty.txt", "missing.txt", "long.txt", "taken"):
         assert sum(name in line for line in lines) == 1, (name, lines)
+
+
+def test_a_folder_stands_for_the_texts_in_it(dropkv: Dropkv, tmp_path: Path, model: Path) -> None:
+    notes = tmp_path / "notes"
+    (notes / "deeper").mkdir(parents=True)
+    for name in ("b.md", "a.txt", "c.TXT", ".hidden.txt", "d.py", "deeper/e.txt"):
+        (notes / name).write_text(TEXT)
+    output = f"{tmp_path}/made/for/this/"
+    arguments = ("compress", notes, "-o", output, "--model", model, *SETTINGS)
+    (notes / "broken.md").write_bytes(b"\xff\xfe")
+    estimated = dropkv(*arguments, "--dry-run", "--json")
+    assert not (tmp_path / "made").exists() and estimated.code == 1
+    done = dropkv(*arguments, "--json")
+    assert done.code == 1 and [Path(r["document"]).name for r in done.records] == [
+        "broken.md",
+        "a.txt",
+        "b.md",
+        "c.TXT",
+    ]
+    assert sorted(path.name for path in Path(output).iterdir()) == ["a.kv", "b.kv", "c.kv"]
+    again = dropkv(*arguments, "--force")
+    assert re.search(r"^3 files written, [\d.]+ KiB in all, 1 failed$", again.err.splitlines()[-1])
+    sizes = [record["file_bytes"] for record in estimated.records if "file_bytes" in record]
+    assert len(sizes) == 3 and all(record["available_memory_bytes"] > 1 << 20 for record in estimated.records[1:])
+    dry = dropkv("compress", notes, "--model", model, *SETTINGS, "--dry-run").err.splitlines()
+    assert re.search(r"^3 files would be written, about [\d.]+ KiB in all, 1 failed$", dry[-1])
+    assert sum("memory needed, " in line and "available" in line for line in dry) == 3
+
+
+def test_a_folder_without_texts_or_with_two_of_a_name(dropkv: Dropkv, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("1,2\n")
+    dropkv("compress", tmp_path, "-o", f"{tmp_path}/").failed_with(1, "no .txt, .text, .md or .markdown file")
+    for name in ("note.txt", "note.md"):
+        (tmp_path / name).write_text(TEXT)
+    dropkv("compress", tmp_path, "-o", f"{tmp_path}/").failed_with(2, "note.md", "note.txt", "would both become")
+    dropkv("compress", tmp_path, "-o", tmp_path / "a.kv").failed_with(2, "2 documents", "a.kv/")
+    dropkv("compress", tmp_path, tmp_path / "note.md", "-o", f"{tmp_path}/").failed_with(2, "given twice")
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_any_failure_of_one_document_leaves_the_others_alone(
+    dropkv: Dropkv, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dropkv import compression
+
+    def failing(model: Any, document: Any, settings: Any, **options: Any) -> Any:
+        if document.name == "huge.txt":
+            raise MemoryError
+        if document.name == "odd.txt":
+            raise ValueError("odd\nindeed")
+        return original(model, document, settings, **options)
+
+    original = compression.compress_document
+    monkeypatch.setattr(compression, "compress_document", failing)
+    for name in ("huge.txt", "odd.txt", "plain.txt"):
+        (tmp_path / name).write_text(TEXT)
+    result = dropkv("compress", tmp_path, "-o", tmp_path, "--model", model, *SETTINGS)
+    assert (result.code, (tmp_path / "plain.kv").exists()) == (1, True)
+    lines = [line for line in result.err.splitlines() if line.startswith("dropkv: ")]
+    assert "huge.txt: out of memory: use a smaller model" in lines[0]
+    assert "odd.txt: unexpected ValueError: odd; run it again with DROPKV_DEBUG=1" in lines[1] and len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "code", "word"),
+    [
+        ("CHATML", "Stop.<|im_end|>", 2, "holds <|im_end|>, a special token"),
+        ("CHATML", "<|endoftext|>", 2, "holds <|endoftext|>, a special token"),
+        ("NO_SYSTEM", "You are terse.", 1, "takes no system text; leave --system out"),
+        ("DROPS_SYSTEM", "You are terse.", 1, "drops the system text; leave --system out"),
+    ],
+)
+def test_a_system_text_that_the_template_cannot_take_is_one_line_for_all_documents(
+    dropkv: Dropkv, tmp_path: Path, template: str, system: str, code: int, word: str
+) -> None:
+    from tests import tiny
+
+    folder = tmp_path / "model"
+    tiny.network().save_pretrained(folder)
+    tiny.tokenizer(getattr(tiny, template)).save_pretrained(folder)
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text(TEXT)
+    arguments = ("compress", tmp_path, "-o", f"{tmp_path}/out/", "--model", folder, *SETTINGS)
+    dropkv(*arguments, "--system", system).failed_with(code, word)
+    assert not (tmp_path / "out").exists()
 
 
 def test_one_document_into_a_folder(dropkv: Dropkv, document: Path, model: Path) -> None:
@@ -231,7 +358,6 @@ def test_fewer_than_the_forced_entries(dropkv: Dropkv, document: Path, model: Pa
 def test_places_that_cannot_be_written(dropkv: Dropkv, document: Path, kv: Path) -> None:
     dropkv("compress", document, "-o", kv, "--model", "unused").failed_with(1, "harbour.kv", "exists", "--force")
     dropkv("compress", document, "-o", document.parent / "no" / "a.kv").failed_with(1, "folder", "mkdir -p")
-    dropkv("compress", document, "-o", f"{document.parent}/no/").failed_with(1, "no such folder", "mkdir -p")
     dropkv("compress", document, "-o", kv / "a.kv").failed_with(1, "harbour.kv is no folder", "choose another name")
     dropkv("compress", document, "-o", kv / "no" / "a.kv").failed_with(1, "harbour.kv is no folder")
     dropkv("compress", document, "-o", f"{kv}/no/").failed_with(1, "harbour.kv is no folder")
@@ -239,7 +365,6 @@ def test_places_that_cannot_be_written(dropkv: Dropkv, document: Path, kv: Path)
     dropkv("compress", document, "-o", document.parent / f"{long}.kv").failed_with(1, "name is too long", "shorter")
     dropkv("compress", document, "-o", f"{document.parent / long}/").failed_with(1, "name is too long", "shorter")
     dropkv("compress", document, "-o", "/dev/null", "--force").failed_with(1, "/dev/null", "-o")
-    dropkv("compress", document.parent, "-o", document.parent / "a.kv").failed_with(1, "is a folder")
     dropkv("compress", "missing.txt", "-o", document.parent / "a.kv").failed_with(1, "missing.txt", "no such file")
     assert sorted(document.parent.iterdir()) == [kv, document]
 

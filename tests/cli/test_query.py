@@ -317,3 +317,86 @@ def test_a_chat_goes_on_at_a_prompt_on_a_terminal(dropkv: Dropkv, kv: Path, mode
         assert harmless(record["answer"]) in shown
     alone = dropkv("query", kv, "Which ship?", "--chat", "--model", model, *SHORT)
     assert alone.code == 0 and "Ctrl-D" not in alone.err
+
+
+def test_the_commands_of_the_prompt(dropkv: Dropkv, kv: Path, model: Path, tmp_path: Path) -> None:
+    """A conversation is saved, forgotten, and gone on with in another process."""
+    talk, notes = tmp_path / "talk.jsonl", tmp_path / "notes.md"
+    typed = [
+        "/help", "/nonsense", "/save", f"/save {talk}", "Which ship?", f"/save {talk}", f"/save {talk}", f"/save {notes}",
+        f"/save {kv}", "/reset", "/save x.md", " /etc/passwd?", "/quit", "never asked",
+    ]  # fmt: skip
+    terminal = Terminal("query", kv, "--chat", "--model", model, *SHORT)
+    terminal.wait_for(1)
+    terminal.write("".join(f"{line}\n" for line in typed).encode())
+    code, said = terminal.end()
+    assert code == 0 and "Traceback" not in said
+    lines = said.splitlines()
+    assert any(line.startswith("/save FILE ") for line in lines)
+    assert [line.removeprefix("dropkv: ")[:36] for line in lines if line.startswith("dropkv: ")] == [
+        "no command /nonsense: /help lists th",
+        "/save needs a name: /save talk.jsonl",
+        "nothing was said yet: ask something ",
+        f"{kv}: exists already"[:36],
+        "nothing was said yet: ask something ",
+    ]
+    assert "choose another name\n" in said and "--force" not in said
+    assert [line for line in lines if " -> " in line] == [f"1 turn -> {talk}"] * 2 + [f"1 turn -> {notes}"]
+    assert "1 turn forgotten" in lines
+    head, turn = map(json.loads, talk.read_text(encoding="utf-8").splitlines())
+    assert head["document"] == "harbour.txt" and turn["question"] == "Which ship?"
+    assert turn["answer"] in notes.read_text(encoding="utf-8")
+    one_go = dropkv("query", kv, "Which ship?", "What is the code?", "--chat", "--model", model, *SHORT, "--json")
+    later = dropkv("query", kv, "What is the code?", "--resume", talk, "--model", model, *SHORT, "--json")
+    assert later.code == 0 and later.records[0]["answer"] == one_go.records[1]["answer"]
+    assert later.records[0]["prefilled_tokens"] == one_go.records[1]["prefilled_tokens"]
+    refused = dropkv("query", kv, "Who?", "--resume", notes, "--model", model)
+    assert refused.code == 1 and "notes.md: is no transcript: name a file that /save NAME.jsonl wrote" in refused.err
+
+
+def test_commands_of_a_prompt_without_a_conversation(kv: Path, model: Path) -> None:
+    from dropkv import Sampling, load
+    from dropkv.errors import UsageError
+    from dropkv_cli.asking import COMMAND, Asker
+
+    asker = Asker(load(kv, model=str(model)), Sampling(), chat=False, as_json=False)
+    for line in ("/save talk.jsonl", "/reset"):
+        with pytest.raises(UsageError, match="needs a conversation: start with --chat"):
+            asker.obey(*line.split())
+    assert asker.obey("/help") and not any(asker.obey(word) for word in ("/quit", "/exit", "/bye"))
+    commands = [
+        line for line in ("/help", "/?", "/save a b", "/etc/passwd?", " /save", "who/what", "/1") if COMMAND.match(line)
+    ]
+    assert commands == ["/help", "/?", "/save a b"]
+
+
+def test_questions_that_are_none_leave_the_others_alone(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    asked = ("Which ship?", " ", "caf\udce9?", "What is the code?")
+    result = dropkv("query", kv, *asked, "--model", model, *SHORT, "--json")
+    assert result.code == 1
+    bad, good = result.records[:2], result.records[2:]
+    assert [record["error"].partition(";")[0] for record in bad] == [
+        "question 2: the question is empty", "question 3: the question is no valid UTF-8",
+    ]  # fmt: skip
+    alone = dropkv("query", kv, "Which ship?", "What is the code?", "--model", model, *SHORT, "--json").records
+    assert [record["answer"] for record in good] == [record["answer"] for record in alone]
+    assert result.err.count("dropkv: question ") == len(result.err.splitlines()) == 2
+
+
+def test_a_dash_reads_questions_from_standard_input(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    text = b"What is the code?\nWhich ship?\n"
+    result = dropkv("query", kv, "Who?", "-", "--model", model, *SHORT, "--json", stdin=text)
+    assert [record["question"] for record in result.records] == ["Who?", "What is the code?", "Which ship?"]
+
+
+def test_special_tokens_in_a_question_stay_text(dropkv: Dropkv, kv: Path, model: Path) -> None:
+    from dropkv.prompts import Seam
+    from tests import tiny
+
+    marks = "<|im_end|><|im_start|><|endoftext|>"
+    (record,) = dropkv("query", kv, marks, "--model", model, *SHORT, "--json").records
+    seam = Seam.of(tiny.tokenizer(), name="tiny")
+    frame = seam.encoder.foreign(seam.pieces.opening), seam.encoder.template(seam.pieces.after)
+    own = seam.question_ids(marks)[len(frame[0]) : -len(frame[1])]
+    assert record["prefilled_tokens"] == len(own) + sum(map(len, frame))
+    assert len(own) >= 20 and not seam.encoder.special_ids & set(own)

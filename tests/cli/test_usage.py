@@ -63,12 +63,13 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["compress", "{doc}", "-o", "{doc}", "--force"], ["is the document itself"]),
         (["query"], ["FILE"]),
         (["query", "a.kv"], ["-f -"]),
-        (["query", "a.kv", "-f", "missing.txt"], ["missing.txt"]),
-        (["query", "a.kv", "-f", "-"], ["no question in standard input"]),
+        (["query", "a.kv", "-", "-f", "-"], ["standard input is named twice"]),
         (["query", "a.kv", "who?", "--temperature", "-1"], ["temperature -1.0"]),
         (["query", "a.kv", "who?", "--top-p", "0"], ["top-p 0.0"]),
         (["query", "a.kv", "who?", "--max-new-tokens", "0"], ["--max-new-tokens 1"]),
         (["query", "a.kv", "who?", "--seed", "-1"], ["'-1'", "from 0 on"]),
+        (["query", "a.kv", "who?", "--max-new-tokens", "many"], ["for '--max-new-tokens': 'many' is not a valid"]),
+        (["query", "", "who?"], ["empty name"]),
         (["query", "-", "who?"], ["cannot be read from a pipe", "./-"]),
         (["info", "-"], ["cannot be read from a pipe"]),
         (["verify", "-"], ["cannot be read from a pipe"]),
@@ -77,6 +78,8 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["compress", "{doc}", "-o", "a.kv", "--seed", "-1"], ["'-1'", "from 0 on"]),
         (["compress", "{doc}", "-o", "a.kv", "--method", "foo"], ["'foo': use one of adacriticalkv, adadropkv"]),
         (["info"], ["FILE"]),
+        (["compress", "{doc}", "-o", "a.kv", "--system", "caf\udce9"], ["--system is no valid UTF-8"]),
+        (["completion", "csh"], ["'csh'", "bash", "zsh", "fish"]),
         (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify, models"]),
     ],
 )
@@ -89,8 +92,30 @@ def test_usage_errors_take_one_line_and_exit_2(
     assert list(document.parent.iterdir()) == [document]
 
 
-def test_a_blank_question_is_refused_before_anything_is_read(dropkv: Dropkv) -> None:
-    dropkv("query", "missing.kv", "who?", "  ").failed_with(1, "question 2 is empty")
+def test_what_is_missing_or_empty_is_a_failure_and_no_usage_error(dropkv: Dropkv, tmp_path: Path) -> None:
+    """The same exit code for every file that is not there: documents, .kv files, questions, transcripts."""
+    blank = tmp_path / "blank.txt"
+    blank.write_text("# only this\n\n")
+    dropkv("compress", "missing.txt", "-o", tmp_path / "a.kv").failed_with(1, "missing.txt", "no such file")
+    dropkv("query", "missing.kv", "who?").failed_with(1, "missing.kv")
+    dropkv("query", "a.kv", "-f", "missing.txt").failed_with(1, "missing.txt: cannot be read (No such file")
+    dropkv("query", "a.kv", "-f", tmp_path).failed_with(1, "cannot be read (Is a directory")
+    dropkv("query", "a.kv", "-f", blank).failed_with(1, "no question in", "blank.txt", "one a line")
+    dropkv("query", "a.kv", "-f", "-").failed_with(1, "no question in standard input")
+    dropkv("query", "a.kv", "who?", "--resume", "missing.jsonl").failed_with(1, "missing.jsonl", "/save")
+    observe = ("--observe", "questions:missing.txt")
+    dropkv("compress", blank, "-o", tmp_path / "a.kv", *observe).failed_with(1, "missing.txt", "cannot be read")
+
+
+@pytest.mark.parametrize(("question", "words"), [("  ", ["is empty"]), ("caf\udce9?", ["no valid UTF-8", "encoding"])])
+def test_a_question_that_is_none_is_refused_before_anything_is_read(
+    dropkv: Dropkv, question: str, words: list[str]
+) -> None:
+    dropkv("query", "missing.kv", question).failed_with(1, *words)
+    two = dropkv("query", "missing.kv", question, "\n")
+    assert (two.code, two.out) == (1, "")
+    first, second = two.err.splitlines()
+    assert first.startswith("dropkv: question 1: ") and second.startswith("dropkv: question 2: the question is empty")
 
 
 def test_no_arguments_show_the_help(dropkv: Dropkv) -> None:
@@ -116,13 +141,13 @@ def test_every_option_has_a_help_line_and_shows_its_default(dropkv: Dropkv, verb
         assert isinstance(command, click.Group)
         command = command.commands[name]
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    assert options
+    assert options or verb == "completion"
     for option in options:
         assert option.help and option.help.endswith("."), option.name
         assert option.show_default, option.name
     result = dropkv(*verb.split(), "--help")
     assert (result.code, result.err) == (0, "")
-    assert result.out.count("[default:") == len(options)
+    assert len(re.findall(r"(?:\[|; |;\s+)default:", result.out)) == len(options)
 
 
 def test_the_options_of_the_contract_are_there() -> None:
@@ -132,7 +157,7 @@ def test_the_options_of_the_contract_are_there() -> None:
     }
     assert found["compress"] >= {
         "-o", "--model", "--budget", "--method", "--observe", "--system", "--window", "--pool", "--alpha", "--chunk",
-        "--dtype", "--device", "--revision", "--no-tokens", "--truncate", "--seed", "--force", "--dry-run", "--json",
+        "--dtype", "--device", "--revision", "--no-tokens", "--no-fidelity", "--truncate", "--seed", "--force", "--dry-run", "--json",
     }  # fmt: skip
     assert found["query"] >= {
         "-f", "--model", "--revision", "--dtype", "--device", "--allow-mismatch", "--max-new-tokens", "--temperature",

@@ -159,6 +159,8 @@ def test_what_does_not_fit_is_refused_with_the_limit():
         DocumentError, match=r"tokens, tiny-llama has 200 positions and replay takes .* at most \d+ fit, use --truncate"
     ):
         dropkv.compress(TEXT * 3, model=model, chunk=60)
+    with pytest.raises(DocumentError, match=r"replay takes \d+ of them: no document fits, use a smaller --chunk"):
+        dropkv.compress(TEXT * 3, model=model, truncate=True)
     with pytest.raises(DocumentError, match="at most 175 fit with room for a question"):
         dropkv.compress(TEXT * 3, model=model, observe="tail")
     cut = dropkv.compress(TEXT * 3, model=model, observe="tail", truncate=True, budget=0.5)
@@ -200,6 +202,16 @@ def test_the_estimate_is_what_comes_out(tiny_llama, tmp_path):
     assert (sizes.full_entries, sizes.full_cache_bytes) == (report.full_entries, report.full_cache_bytes)
     assert abs(made.save(tmp_path / "a.kv") - sizes.file_bytes) < 12_000  # the header is not estimated
     assert report.peak_memory_bytes > 10_000_000 and report.prefill_seconds > 0 and report.score_seconds > 0
+
+
+def test_progress_counts_tokens_in_every_layer(tiny_llama):
+    steps = []
+    document = dropkv.Document.of(TEXT, "note")
+    made = compress_document(
+        tiny_llama, document, CompressSettings(chunk=40), progress=lambda *step: steps.append(step)
+    )
+    n = made.report.document_tokens
+    assert steps == [(n, 3 * n), (2 * n, 3 * n), (3 * n, 3 * n)]
 
 
 def test_head_adaptive_files_are_as_small_as_uniform_ones(tiny_llama, tmp_path):

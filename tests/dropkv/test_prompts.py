@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
+from tokenizers import normalizers
 
 from dropkv import template as templates
-from dropkv.errors import DocumentError, ModelError, QuestionError
+from dropkv.errors import DocumentError, ModelError, QuestionError, UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 from tests import tiny
@@ -190,3 +192,23 @@ def test_empty_questions(question: str) -> None:
 def test_a_question_that_is_no_unicode() -> None:
     with pytest.raises(QuestionError, match="UTF-8"):
         Seam.of(tiny.tokenizer(), name="m").question_ids("caf\udce9")
+
+
+def test_a_question_of_which_a_tokenizer_makes_nothing_is_refused() -> None:
+    made = copy.deepcopy(tiny.tokenizer())
+    made.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    seam = Seam.of(made, name="tiny")
+    for ids in (seam.question_ids, seam.follow_up_ids):
+        with pytest.raises(QuestionError, match="the tokenizer of tiny makes no tokens of the question"):
+            ids("\u200b\u200b")
+        assert len(ids("\u200bWho?")) == len(ids("Who?"))
+
+
+@pytest.mark.parametrize("system", ["Stop.<|im_end|>", "<|endoftext|>", "<|im_start|>user"])
+def test_a_system_text_with_special_tokens_is_refused(system: str) -> None:
+    """In what the template writes they would be taken for its own; <think> is no special token and ordinary here."""
+    with pytest.raises(UsageError, match=r"the system text holds <\|[a-z_]+\|>, a special token of tiny"):
+        Seam.of(tiny.tokenizer(), system=system, name="tiny")
+    assert Seam.of(tiny.tokenizer(), system="Do not <think>.", name="tiny").system == "Do not <think>."
+    with pytest.raises(UsageError, match="no valid UTF-8"):
+        Seam.of(tiny.tokenizer(), system="caf\udce9", name="tiny")

@@ -1,0 +1,43 @@
+"""The progress bar: how much is done, how long it takes, how fast; and nothing where nobody sees it."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from dropkv_cli import progress
+
+
+class Terminal(io.StringIO):
+    """Standard error that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_with_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    now = [1000.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    with progress.progress_bar("2/5 book.txt", layers=4) as report:
+        assert report is not None
+        for layer in range(1, 4):
+            now[0] += 10  # 800 tokens in each of 4 layers, so 20 tokens of the document each second
+            report(800 * layer, 3200)
+            assert re.search(rf"2/5 book.txt: +{25 * layer}%\|.*\| ", shown.getvalue().split("\r")[-1])
+            assert "20 tokens/s" in shown.getvalue().split("\r")[-1]
+        assert "00:30 passed, 00:10 left" in shown.getvalue().split("\r")[-1]
+    assert shown.getvalue().endswith("\r") and shown.getvalue().split("\r")[-2].strip() == ""  # gone when it is done
+
+
+def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", silent)
+    with progress.progress_bar("book.txt") as report:
+        assert report is None
+    progress.waiting("loading ...")
+    assert silent.getvalue() == ""
