@@ -31,6 +31,7 @@ from dropkv.methods import Gathered, LayerContext, LayerScores, Method, observe_
 from dropkv.models import LayerGeometry, Model
 from dropkv.observers import Observation, Probe
 from dropkv.queries import Queries
+from dropkv.rope import Regime
 from formats import LayerEntries
 
 SLICE = 2048  # document tokens a layer computes at once
@@ -176,7 +177,7 @@ def read_together(
     places = list(range(n)) + [n + offset for probe in observation.probes for offset in range(len(probe.ids))]
     ids = torch.tensor(sequences, device=model.device)
     positions = torch.tensor([places], device=model.device).expand(len(documents), -1)
-    run = PrefillRun(model.network, model.geometry, n, spans, observation, reader, seeds, progress, regime.up_to)
+    run = PrefillRun(model.network, model.geometry, n, spans, observation, reader, seeds, progress, regime)
     predictions: Predictions | None = None
     started = time.perf_counter()
     with (
@@ -219,7 +220,7 @@ class PrefillRun:
         reader: Reader,
         seeds: Sequence[int],
         progress: Progress | None,
-        positions: int,
+        regime: Regime,
     ) -> None:
         self.network = network
         self.geometry = geometry
@@ -230,7 +231,7 @@ class PrefillRun:
         self.methods = tuple(reader.methods)
         self.seeds = tuple(seeds)
         self.progress = progress
-        self.positions = positions  # as many as share the document's rotary frequencies
+        self.regime = regime
         self.done = 0
         self.score_seconds = 0.0
         self.held_seconds = 0.0
@@ -391,8 +392,10 @@ class PrefillRun:
         return self._context
 
     def _rotation(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at `positions`; those beyond the document's regime count as its last."""
-        return rotation(self.network, layer, positions.clamp(max=self.positions - 1), self.n)
+        """cos and sin at `positions`; where others are rotated otherwise, those beyond the document's regime count as its last."""
+        if self.regime.by_length:
+            positions = positions.clamp(max=self.regime.up_to - 1)
+        return rotation(self.network, layer, positions, self.n)
 
     def _buffers(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self._k is None or self._v is None or self._k.device != k.device:
