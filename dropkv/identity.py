@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import xxhash
 from dropkv.digests import digest_json
 from dropkv.errors import IdentityError
 from dropkv.weights import weights_agree, weights_fingerprint
+from formats.errors import printable, show_path
 
 if TYPE_CHECKING:
     from dropkv.models import Model
@@ -33,7 +35,12 @@ PROBE_TEXT = (
     "\tdef f(x_1, *args):\n        return {x_1: 3.14e-10}  # unquestionable\n\n\n"
     "Counterrevolutionary misunderstandings characteristically notwithstanding; electroencephalographically 2024-07-26."
 )
-SHOWN = 40  # characters of a value in a message
+PROBE_WORDS = 512  # of the vocabulary, by which merges show: those of plain letters, evenly spread
+SCALES = (
+    "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "clip_qkv",
+    "final_logit_softcapping",
+)  # fmt: skip
+SHOWN = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,9 @@ def mismatches(metadata: Metadata, model: Model, seam: Seam) -> list[Mismatch]:
     """Every difference between what a file says it was made with and what is loaded; empty when they are the same."""
     theirs, mine = metadata.model.config, config_fields(model)
     found = [
-        _difference(name, theirs.get(name), mine.get(name))
-        for name in sorted(theirs.keys() | mine.keys(), key=lambda name: (name not in STRUCTURE, name))
+        Mismatch(printable(name, SHOWN), *_apart(theirs.get(name), mine.get(name)))
+        # What an older writer did not record cannot be compared.
+        for name in sorted(theirs.keys() | set(STRUCTURE), key=lambda name: (name not in STRUCTURE, name))
         if theirs.get(name) != mine.get(name)
     ]
     regimes = metadata.rope.get("regime"), model.regime(metadata.document.tokens).as_json()
@@ -84,16 +92,23 @@ def mismatches(metadata: Metadata, model: Model, seam: Seam) -> list[Mismatch]:
     if not weights_agree(metadata.model.weights, weights):
         found.append(Mismatch("weights", _weights_name(metadata.model.weights), _weights_name(weights)))
     tokenizer = tokenizer_fingerprint(model.tokenizer)
-    if metadata.tokenizer.fingerprint != tokenizer:
-        found.append(Mismatch("tokenizer", metadata.tokenizer.fingerprint[:12], tokenizer[:12]))
+    if metadata.tokenizer.fingerprint not in (tokenizer, tokenizer_fingerprint(model.tokenizer, words=0)):
+        found.append(Mismatch("tokenizer", _digits(metadata.tokenizer.fingerprint), _digits(tokenizer)))
     if metadata.tokenizer.template_hash != seam.fingerprint:
-        found.append(Mismatch("chat template", metadata.tokenizer.template_hash[:12], seam.fingerprint[:12]))
+        found.append(Mismatch("chat template", _digits(metadata.tokenizer.template_hash), _digits(seam.fingerprint)))
     return found
 
 
-def check(metadata: Metadata, model: Model, seam: Seam, *, allow_mismatch: bool = False) -> None:
+def check(
+    metadata: Metadata,
+    model: Model,
+    seam: Seam,
+    *,
+    allow_mismatch: bool = False,
+    path: str | os.PathLike[str] | None = None,
+) -> None:
     """Raise IdentityError when the file was made with something else; `allow_mismatch` lets all but another structure
-    pass.
+    pass. path: the file's, for the message.
     """
     found = mismatches(metadata, model, seam)
     fatal = [mismatch for mismatch in found if mismatch.what in STRUCTURE]
@@ -101,17 +116,15 @@ def check(metadata: Metadata, model: Model, seam: Seam, *, allow_mismatch: bool 
         return
     first = (fatal or found)[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    made_with = (
-        metadata.model.id
-        if metadata.model.revision is None
-        else f"{metadata.model.id} at {metadata.model.revision[:12]}"
-    )
+    made_with = printable(metadata.model.id, SHOWN)
+    if metadata.model.revision is not None:
+        made_with += f" at {printable(metadata.model.revision[:12])}"
     fix = f"give the model it was made with, {made_with}, by --model"
     if not fatal:
         fix += ", or accept wrong answers with --allow-mismatch"
+    where = "" if path is None else f"{show_path(path)}: "
     raise IdentityError(
-        f"made with another {_noun(first.what)}: {first.in_file} in the file, {first.in_model} in "
-        f"{model.id}{more}; {fix}"
+        f"{where}made with {_noun(first.what)}: {first.in_file} in the file, {first.in_model} in {model.id}{more}; {fix}"
     )
 
 
@@ -146,14 +159,16 @@ def config_fields(model: Model) -> dict[str, Any]:
         "rope": model.rope,
         "attn_softcap": getattr(config, "attn_logit_softcapping", None),
         "query_scale": getattr(config, "query_pre_attn_scalar", None),
+        "activation": str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)),
+        "scales": {name: getattr(config, name) for name in SCALES if getattr(config, name, None) is not None},
     }
     rounded: dict[str, Any] = _rounded(fields)
     return rounded
 
 
-def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """32 hexadecimal digits over the vocabulary, the special tokens, and the ids of a text that merges and
-    normalisation show in.
+def tokenizer_fingerprint(tokenizer: Any, *, words: int = PROBE_WORDS) -> str:
+    """32 hexadecimal digits over the vocabulary, the special tokens, and the ids of texts that merges and normalisation
+    show in: PROBE_TEXT and so many words of the vocabulary (0: as the first writers did).
     """
     state = xxhash.xxh3_128()
     pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
@@ -162,17 +177,12 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
         token.content for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special
     )
     ids = list(tokenizer(PROBE_TEXT, add_special_tokens=False, verbose=False).input_ids)
+    plain = [text for text, _ in pairs if text.isascii() and text.isalpha() and len(text) > 2]
+    if words and plain:
+        probe = " ".join(plain[index * len(plain) // words] for index in range(words))
+        ids += tokenizer(probe, add_special_tokens=False, verbose=False).input_ids
     state.update(json.dumps([special, ids]).encode())
     return state.hexdigest()
-
-
-def _difference(name: str, theirs: Any, mine: Any) -> Mismatch:
-    """Of whole dictionaries, such as the RoPE parameters, the first value that differs: a line has no room for more."""
-    if isinstance(theirs, dict) and isinstance(mine, dict):
-        inner = next(key for key in sorted(theirs.keys() | mine.keys()) if theirs.get(key) != mine.get(key))
-        found = _difference(name, theirs.get(inner), mine.get(inner))
-        return Mismatch(name, f"{inner} {found.in_file}", f"{inner} {found.in_model}")
-    return Mismatch(name, _short(theirs), _short(mine))
 
 
 def _rounded(value: Any) -> Any:
@@ -187,15 +197,29 @@ def _rounded(value: Any) -> Any:
     return value
 
 
+def _apart(theirs: Any, mine: Any) -> tuple[str, str]:
+    """Two values that differ, as text that shows it: of two objects only the keys that differ."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        keys = [key for key in sorted(theirs.keys() | mine.keys()) if theirs.get(key) != mine.get(key)]
+        theirs, mine = ({key: value[key] for key in keys if key in value} for value in (theirs, mine))
+    return _short(theirs), _short(mine)
+
+
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+    return printable(value if isinstance(value, str) else json.dumps(value), SHOWN)
+
+
+def _digits(fingerprint: str) -> str:
+    return printable(fingerprint[:12])
 
 
 def _weights_name(weights: dict[str, Any]) -> str:
-    """Enough of a fingerprint to tell two apart: a digest of its samples and the type they were in."""
-    return f"{digest_json(weights.get('samples'))[:12]} ({weights.get('dtype')})"
+    """Enough of a fingerprint to tell two apart: their number, a digest of the samples, and the type they were in."""
+    samples = digest_json(weights.get("samples"))[:12]
+    return f"{samples} ({_short(weights.get('parameters'))} x {_short(weights.get('dtype'))})"
 
 
 def _noun(what: str) -> str:
-    return what if what in ("weights", "tokenizer", "chat template", "RoPE regime") else f"config ({what})"
+    if what == "weights":
+        return "other weights"
+    return f"another {what}" if what in ("tokenizer", "chat template", "RoPE regime") else f"another config ({what})"

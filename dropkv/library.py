@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dropkv.attention import plain_cache
 from dropkv.cache import Prefix
+from dropkv.checkpoints import name_in_file
 from dropkv.compression import Compression, compress_document
 from dropkv.devices import wait_for
 from dropkv.documents import Document
@@ -21,7 +22,9 @@ from dropkv.identity import check
 from dropkv.models import Model, load_model
 from dropkv.prompts import Seam
 from dropkv.settings import CompressOptions, CompressSettings, Sampling
+from dropkv.shrinking import chooser, shrink_prefix
 from formats import Contents, Header, Metadata, read_file
+from formats.errors import printable, show_path
 
 
 def compress(
@@ -80,6 +83,16 @@ class KVFile:
         """The answer as an iterator of pieces of text, as they are generated; its `.answer` is set at the end. Raises QuestionError."""
         return self.session.stream(question, sampling)
 
+    def shrink(self, budget: float | int) -> KVFile:
+        """The same file at a smaller budget, in memory, as `load` with that budget would give it; the model is shared.
+
+        Raises what `shrinking.smaller_budget` raises.
+        """
+        metadata, session = self.metadata, self.session
+        chosen = chooser(budget, printable(metadata.document.name))(metadata)
+        prefix, smaller = shrink_prefix(session.prefix, metadata, chosen)
+        return KVFile(Session(session.model, session.seam, prefix), smaller, self.seconds_load)
+
     def chat(self) -> Chat:
         """A conversation that remembers its turns."""
         return self.session.chat()
@@ -137,14 +150,16 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     allow_mismatch: bool = False,
+    budget: float | int | None = None,
 ) -> KVFile:
     """Open a .kv file for questions, as `dropkv query` does.
 
+    budget: a smaller one than the file's own, as `shrink` would store it; only its entries are read, and what covers them checked.
     model: a loaded model, a name, or None for the one the file names. Every byte of the file is checked before the model is
     loaded. Raises FormatError for a file that fails its checks, IdentityError for another model's file (unless
     allow_mismatch), ModelError.
     """
-    opened = open_file(path)
+    opened = open_file(path, budget=budget)
     if not isinstance(model, Model):
         model = load_for(opened.header, model, revision=revision, dtype=dtype, device=device)
     return opened.with_model(model, allow_mismatch=allow_mismatch)
@@ -167,13 +182,13 @@ class OpenedFile:
         """Ready for questions. Raises IdentityError for another model's file (unless allow_mismatch; other shapes never pass)."""
         metadata, tokenizer = self.header.metadata, self.header.metadata.tokenizer
         seam = Seam.of(model.tokenizer, system=tokenizer.system, arguments=tokenizer.template_arguments, name=model.id)
-        check(metadata, model, seam, allow_mismatch=allow_mismatch)
+        check(metadata, model, seam, allow_mismatch=allow_mismatch, path=self.path)
         shapes = [(g.kind, g.query_heads, g.kv_heads, g.d_k, g.d_v, g.window) for g in model.geometry]
         stored = [(i.kind, i.query_heads, i.kv_heads, i.d_k, i.d_v, i.window) for i in metadata.layers]
         if shapes != stored:
             raise IdentityError(
-                f"{self.path}: its layers have other shapes than those of {model.id}: "
-                f"use the model it was made with, {metadata.model.id}"
+                f"{show_path(self.path)}: its layers have other shapes than those of {model.id}: "
+                f"use the model it was made with, {printable(metadata.model.id, 80)}"
             )
         started = time.perf_counter()
         prefix = Prefix(self.contents.layers, model.geometry, metadata.document.tokens).to(model.devices, model.dtype)
@@ -181,10 +196,13 @@ class OpenedFile:
         return KVFile(Session(model, seam, prefix), metadata, self.seconds + time.perf_counter() - started)
 
 
-def open_file(path: str | Path) -> OpenedFile:
-    """Read a .kv file whole and check every byte; no model is needed. Raises formats.FormatError."""
+def open_file(path: str | Path, *, budget: float | int | None = None) -> OpenedFile:
+    """Read a .kv file whole and check every byte, or what a smaller budget keeps; no model is needed.
+
+    Raises formats.FormatError; with a budget also what `shrinking.smaller_budget` raises.
+    """
     started = time.perf_counter()
-    contents = read_file(path)
+    contents = read_file(path, choose=None if budget is None else chooser(budget, show_path(path)))
     return OpenedFile(path, contents, time.perf_counter() - started)
 
 
@@ -193,10 +211,8 @@ def load_for(
 ) -> Model:
     """Load the model a file names, or the one given. Raises ModelError for a file made from a local folder when none is given."""
     identity = header.metadata.model
-    if model is None and identity.source == "folder":
-        raise ModelError(f"the file was made with the local model folder {identity.id!r}: name it with --model FOLDER")
     return load_model(
-        model or identity.id,
+        name_in_file(identity.id, identity.source, revision or identity.revision) if model is None else model,
         revision=revision or (identity.revision if model is None else None),
         dtype=dtype,
         device=device,

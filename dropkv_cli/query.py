@@ -11,9 +11,10 @@ import click
 
 from dropkv.errors import QuestionError, UsageError
 from dropkv.settings import Sampling
+from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
 from dropkv_cli.options import seed as seed_number
-from dropkv_cli.output import complain, harmless, json_line, say, size
+from dropkv_cli.output import complain, harmless, json_line, one_line, say, size
 from dropkv_cli.progress import waiting
 from dropkv_cli.shells import offer
 from formats import Header, read_header
@@ -43,6 +44,14 @@ STDIN = "-"
     metavar="MODEL",
     shell_complete=offer(names=model_aliases, files=True),
     help="Alias, Hub id or local folder of the model the file was made with.",
+)
+@click.option(
+    "--budget",
+    type=budget_number,
+    default=None,
+    show_default="the one the file was made with",
+    metavar="NUMBER",
+    help="Answer with a smaller budget than the file's: 0.05 is a share of the tokens, 2048 entries per KV head.",
 )
 @device_options
 @flag("--allow-mismatch", help="Answer even if weights, tokenizer or template differ from those of the file.")
@@ -92,6 +101,7 @@ def command(
     questions: tuple[str, ...],
     questions_file: str | None,
     model: str | None,
+    budget: float | int | None,
     dtype: str,
     device: str,
     revision: str | None,
@@ -128,7 +138,7 @@ def command(
         _check_readable(resume)
     header = read_header(file)  # what is no KV file is refused before torch is imported
     _report(bad, as_json)
-    kv, model_seconds = _open(file, header, model, revision, dtype, device, allow_mismatch)
+    kv, model_seconds = _open(file, header, budget, model, revision, dtype, device, allow_mismatch)
     if not as_json:
         _announce(file, header, kv, model_seconds)
 
@@ -212,13 +222,20 @@ def _report(bad: list[tuple[str, str]], as_json: bool) -> None:
 
 
 def _open(
-    file: str, header: Header, model: str | None, revision: str | None, dtype: str, device: str, allow_mismatch: bool
+    file: str,
+    header: Header,
+    budget: float | int | None,
+    model: str | None,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    allow_mismatch: bool,
 ) -> tuple[KVFile, float]:
-    """The file with its model, which is loaded only once every byte of the file has been found good, and the seconds of that."""
-    waiting(f"loading {model or header.metadata.model.id} ...")
+    """The file with its model, which is loaded only once every byte that is used has been found good, and the seconds of that."""
+    waiting(f"loading {one_line(model or header.metadata.model.id)} ...")
     from dropkv.library import load_for, open_file
 
-    opened = open_file(file)
+    opened = open_file(file, budget=budget)
     started = time.perf_counter()
     loaded = load_for(opened.header, model, revision=revision, dtype=dtype, device=device)
     seconds = time.perf_counter() - started
@@ -227,10 +244,15 @@ def _open(
 
 def _announce(file: str, header: Header, kv: KVFile, model_seconds: float) -> None:
     """What was loaded, so that nobody has to wonder whether anything was."""
-    document, budget = header.metadata.document, header.metadata.budget
+    document, kept, own = header.metadata.document, kv.metadata.budget.kept, header.metadata.budget.kept
+    shown = (
+        f"{kept:,} entries per KV head, {size(header.file_bytes)}"
+        if kept == own
+        else f"{kept:,} of {own:,} entries per KV head"
+    )
     say(
         harmless(
-            f"{show_path(file)}: {document.name}, {document.tokens:,} tokens, {budget.kept:,} entries per KV head, "
-            f"{size(header.file_bytes)} loaded in {kv.seconds_load:.2f} s, the model in {model_seconds:.1f} s"
+            f"{show_path(file)}: {one_line(document.name)}, {document.tokens:,} tokens, {shown} loaded in {kv.seconds_load:.2f} s, "
+            f"the model in {model_seconds:.1f} s"
         )
     )

@@ -1,4 +1,4 @@
-"""Where `compress` writes: one path per document; what can be refused is refused before any work is done."""
+"""Where `compress` and `shrink` write: one path per input; what can be refused is refused before any work is done."""
 
 from __future__ import annotations
 
@@ -29,16 +29,20 @@ class Target:
         return "standard input" if self.document == STDIN else show_path(self.document)
 
 
-def plan_targets(names: Sequence[str], output: str | None) -> list[Target]:
-    """Pair documents and files. A folder among the names stands for the texts in it; an output folder need not exist yet.
+def plan_targets(names: Sequence[str], output: str | None, noun: str = "document") -> list[Target]:
+    """Pair documents, or whatever else the noun says, and files. A folder among documents stands for the texts in it; an output
+    folder need not exist yet.
 
     Raises UsageError for what cannot be meant, DropkvError for a folder without texts or one that cannot be made.
     """
     if not all(names):
-        raise UsageError("a document has an empty name: name a text file, or give - to read standard input")
-    documents = [document for name in names for document in (_texts_in(name) if os.path.isdir(name) else [name])]
+        advice = "name a text file, or give - to read standard input" if noun == "document" else "give the name of one"
+        raise UsageError(f"a {noun} has an empty name: {advice}")
+    documents = list(names)
+    if noun == "document":
+        documents = [document for name in names for document in (_texts_in(name) if os.path.isdir(name) else [name])]
     if len(set(documents)) < len(documents):
-        raise UsageError("a document is given twice: name each one once")
+        raise UsageError(f"a {noun} is given twice: name each one once")
     if output is None:
         return [Target(document, None) for document in documents]
     if not output:
@@ -50,7 +54,7 @@ def plan_targets(names: Sequence[str], output: str | None) -> list[Target]:
         if len(documents) > 1:
             count = len(documents)
             raise UsageError(
-                f"-o {show_path(output)} is one file for {count} documents: give a folder, {show_path(output)}/"
+                f"-o {show_path(output)} is one file for {count} {noun}s: give a folder, {show_path(output)}/"
             )
         return [Target(documents[0], folder)]
     if not os.path.isdir(folder):
@@ -62,7 +66,7 @@ def plan_targets(names: Sequence[str], output: str | None) -> list[Target]:
         other = taken.setdefault(target.path, target)
         if other is not target:
             both = f"{other.shown} and {target.shown}"
-            raise UsageError(f"{both} would both become {show_path(str(target.path))}: compress one of them apart")
+            raise UsageError(f"{both} would both become {show_path(str(target.path))}: do one of them apart")
     return targets
 
 
@@ -86,9 +90,14 @@ def check_target(target: Target, *, force: bool, new_folder: bool = False) -> No
     path = target.path
     if path is None:
         return
-    shown = show_path(path)
     if target.document != STDIN and _same(Path(target.document), path):
-        raise UsageError(f"{shown} is the document itself: choose another name with -o")
+        raise UsageError(f"{show_path(path)} is the document itself: choose another name with -o")
+    check_path(path, force=force, new_folder=new_folder)
+
+
+def check_path(path: Path, *, force: bool, new_folder: bool = False) -> None:
+    """What `check_target` does, for a file that may take the place of the one it was made of."""
+    shown = show_path(path)
     _check_length(path)
     if os.path.lexists(path):
         if path.exists() and not path.is_file():

@@ -35,7 +35,7 @@ def command(file: str, model: str | None, dtype: str, device: str, revision: str
     refuse_pipe(file)
     report = verify_file(file)
     if model is not None:
-        _check_identity(report.header.metadata, model, dtype, device, revision)
+        _check_identity(file, report.header.metadata, model, dtype, device, revision)
     if as_json:
         json_line(
             {
@@ -55,7 +55,7 @@ def command(file: str, model: str | None, dtype: str, device: str, revision: str
     )
 
 
-def _check_identity(metadata: Metadata, name: str, dtype: str, device: str, revision: str | None) -> None:
+def _check_identity(file: str, metadata: Metadata, name: str, dtype: str, device: str, revision: str | None) -> None:
     """Raises IdentityError with the values side by side."""
     waiting(f"loading {name} ...")
     from dropkv.identity import check
@@ -65,4 +65,4 @@ def _check_identity(metadata: Metadata, name: str, dtype: str, device: str, revi
     model = load_model(name, revision=revision, dtype=dtype, device=device)
     tokenizer = metadata.tokenizer
     seam = Seam.of(model.tokenizer, system=tokenizer.system, arguments=tokenizer.template_arguments, name=model.id)
-    check(metadata, model, seam)
+    check(metadata, model, seam, path=file)

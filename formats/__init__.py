@@ -18,6 +18,7 @@ from formats.header import FORMAT_VERSION, Header
 from formats.layout import TensorInfo
 from formats.metadata import BudgetInfo, DocumentInfo, LayerInfo, Metadata, ModelIdentity, TokenizerIdentity
 from formats.reader import Contents, read_file, read_header
+from formats.shrinking import ShrinkReport, shrink_file
 from formats.temporary import check_target
 from formats.writer import write_file
 
@@ -35,6 +36,7 @@ __all__ = [
     "Metadata",
     "ModelIdentity",
     "NotAKVFile",
+    "ShrinkReport",
     "TensorInfo",
     "TokenizerIdentity",
     "UnreadableFile",
@@ -44,6 +46,7 @@ __all__ = [
     "check_target",
     "read_file",
     "read_header",
+    "shrink_file",
     "verify_file",
     "write_file",
 ]

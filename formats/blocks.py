@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from formats.errors import CorruptFile
 from formats.hashing import digest, run_bytes, spans
@@ -39,13 +38,24 @@ def read_blocks(source: Source, header: Header, info: TensorInfo, start: int, ou
     """Fill `out` with whole blocks of a tensor from byte `start` (the begin of a block) on, and check their hashes."""
     source.read_into(header.data_start + info.start + start, out)
     for low, high in spans(start, start + len(out), header.block_bytes):
-        number = low // header.block_bytes
-        if digest(out[low - start : high - start]) != info.blocks[number]:
-            first = header.data_start + info.start + low
-            raise CorruptFile(
-                "does not match its hash: a byte was changed",
-                where=f"{info.name}, block {number} (file bytes {first}-{first + high - low - 1})",
-            )
+        check_block(header, info, low // header.block_bytes, out[low - start : high - start])
+
+
+def block_place(header: Header, info: TensorInfo, number: int) -> tuple[int, int]:
+    """The file bytes [start, stop) in which a block of a tensor is stored."""
+    start = header.data_start + info.start + number * header.block_bytes
+    return start, min(start + header.block_bytes, header.data_start + info.stop)
+
+
+def check_block(header: Header, info: TensorInfo, number: int, stored: memoryview) -> memoryview:
+    """The raw bytes of a block from its stored ones; CorruptFile, naming tensor and block, when its hash says otherwise."""
+    if digest(stored) != info.blocks[number]:
+        first, end = block_place(header, info, number)
+        raise CorruptFile(
+            "does not match its hash: a byte was changed",
+            where=f"{info.name}, block {number} (file bytes {first}-{end - 1})",
+        )
+    return stored
 
 
 def _read_part(source: Source, header: Header, info: TensorInfo, low: int, high: int, out: memoryview) -> None:
@@ -53,17 +63,6 @@ def _read_part(source: Source, header: Header, info: TensorInfo, low: int, high:
     block = memoryview(bytearray(min(header.block_bytes, info.size - begin)))
     read_blocks(source, header, info, begin, block)
     out[:] = block[low - begin : high - begin]
-
-
-def read_tensors(source: Source, header: Header, jobs: Iterable[tuple[TensorInfo, memoryview]], threads: int) -> None:
-    """Fill each memoryview with its whole tensor; reading and hashing of different runs go on side by side."""
-    step = run_bytes(header.block_bytes)
-    tasks = (
-        partial(read_blocks, source, header, info, low, out[low:high])
-        for info, out in jobs
-        for low, high in spans(0, info.size, step)
-    )
-    run_all(tasks, threads)
 
 
 def run_all(tasks: Iterable[Callable[[], None]], threads: int) -> None:

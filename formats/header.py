@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -26,6 +27,11 @@ OLDEST_READER = 1
 BEFORE = ("format_version", "oldest_reader")
 AFTER = ("quantization", "block_bytes", "tensors")
 HASH_KEY = ',"hash":"'
+
+# JSON values a header may hold: some, and one for so many characters. Parsed, a value takes up to 100 times its text.
+MIN_VALUES = 16384
+CHARACTERS_PER_VALUE = 8
+STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"')
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,7 @@ def _read_text(source: Source) -> str:
 
 def _object(text: str, where: str) -> dict[str, Any]:
     """Parse one JSON object, with every way in which a hostile text can fail turned into CorruptFile."""
+    _refuse_crowd(text, where)
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
@@ -150,6 +157,25 @@ def _object(text: str, where: str) -> dict[str, Any]:
     if type(value) is not dict:
         raise CorruptFile("is not a JSON object", where=where)
     return value
+
+
+def _refuse_crowd(text: str, where: str) -> None:
+    """Refuse a text of far more values than a header of its length has, before they are built."""
+    limit = MIN_VALUES + len(text) // CHARACTERS_PER_VALUE
+    if _values(text) <= limit:
+        return
+    count = start = 0
+    for quoted in STRING.finditer(text):  # what looks like values may be quoted
+        count += _values(text[start : quoted.start()])
+        start = quoted.end()
+        if count > limit:
+            break
+    if count > limit or count + _values(text[start:]) > limit:
+        raise CorruptFile(f"holds more than {limit} values, which is more than its length allows", where=where)
+
+
+def _values(text: str) -> int:
+    return sum(map(text.count, ",[{"))
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -12,9 +12,15 @@ from formats.errors import CorruptFile, UnreadableFile
 
 
 class Source(Protocol):
-    """Positioned reads from `size` bytes; `read_into` may be called from several threads at once."""
+    """Positioned reads from `size` bytes; `read_into` may be called from several threads at once.
+
+    `gap`: so many bytes that nobody needs are read along rather than starting another read behind them. `longest`: a read
+    of more bytes is better cut in two, which go on side by side.
+    """
 
     size: int
+    gap: int
+    longest: int
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Fill `out` with the bytes from `offset` on; CorruptFile when they are not there."""
@@ -22,6 +28,9 @@ class Source(Protocol):
 
 class FileSource:
     """An open file descriptor of a regular file."""
+
+    gap = 32 << 10
+    longest = 4 << 20
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd

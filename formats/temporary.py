@@ -9,7 +9,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ FIXES = {
     errno.ENOTDIR: "choose another folder with -o",
     errno.ENAMETOOLONG: "choose a shorter name with -o",
 }
+AT_FDCWD, RENAME_NOREPLACE = -100, 1  # Linux's, which Python does not name
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL}
 
 
@@ -44,7 +44,6 @@ def replacing(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[int]
     fd = -1
     try:
         target = _target(path, overwrite)
-        _remove_stale(target)
         temporary, fd = _create(target)
         yield fd
         os.fsync(fd)
@@ -63,7 +62,10 @@ def replacing(path: str | os.PathLike[str], *, overwrite: bool) -> Iterator[int]
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Raise now what `write_file` would raise at its start, so that nobody computes for hours first."""
+    """Raise now what `write_file` would raise at its start, so that nobody computes for hours first.
+
+    Removes, as every write does, what killed writers of this target left behind.
+    """
     with naming(path):
         try:
             target = _target(path, overwrite)
@@ -80,19 +82,22 @@ def _failed(error: OSError) -> WriteFailed:
 
 
 def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
+    """Where links lead, cleared of litter; raises for what cannot be replaced."""
     if os.fsdecode(path).endswith(("/", "/.", "/..")) or os.fsdecode(path) in ("", ".", ".."):
         raise WriteFailed("is the name of a folder", fix="give the name of a .kv file with -o")
     try:
+        target = Path(os.path.realpath(path))
+        _remove_stale(target)
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        return Path(os.path.realpath(path))
+        return target
     except ValueError as error:
         raise WriteFailed(f"is no file name: {error}", fix="choose another name with -o") from error
     if not stat.S_ISREG(mode):
         raise WriteFailed(f"is {file_kind(mode)}, not a file", fix="give the name of a .kv file with -o")
     if not overwrite:
         raise _existing()
-    return Path(os.path.realpath(path))
+    return target
 
 
 def _existing() -> FormatError:
@@ -106,7 +111,7 @@ def _stem(target: Path) -> str:
 
 def _create(target: Path) -> tuple[Path, int]:
     while True:
-        temporary = target.with_name(f".{_stem(target)}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+        temporary = target.with_name(f".{_stem(target)}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
         # 0666 less the umask, as any file a user makes.
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
@@ -126,7 +131,7 @@ def _create(target: Path) -> tuple[Path, int]:
 def _remove_stale(target: Path) -> None:
     """Remove temporary files of this target whose writer is gone; a living writer holds the lock of its own."""
     pattern = re.compile(rf"\.{re.escape(_stem(target))}\.\d+\.[0-9a-f]{{16}}\.tmp")
-    with suppress(OSError):  # a folder that cannot be listed may still be written to
+    with suppress(OSError, ValueError):  # a folder that cannot be listed may still be written to
         for name in os.listdir(target.parent):
             if pattern.fullmatch(name):
                 with suppress(OSError):
@@ -155,14 +160,32 @@ def _commit(temporary: Path, target: Path, overwrite: bool) -> None:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        _claim_and_replace(temporary, target)
+        if not _rename_to_free_name(temporary, target):
+            _claim_and_replace(temporary, target)
         return
     with suppress(OSError):  # the target stands; a second name left behind is litter for the next writer
         temporary.unlink()
 
 
+def _rename_to_free_name(temporary: Path, target: Path) -> bool:
+    """Rename unless the name is taken, in one step; False where the system or the file system cannot."""
+    import ctypes
+
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(AT_FDCWD, os.fsencode(temporary), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE) == 0:
+        return True
+    if ctypes.get_errno() == errno.EEXIST:
+        raise _existing()
+    return False
+
+
 def _claim_and_replace(temporary: Path, target: Path) -> None:
-    """For file systems without hard links: claim the name with an empty file, then replace that."""
+    """For file systems that can do neither: claim the name with an empty file, then replace that.
+
+    The only way to be killed and leave something under the target's name: the claim, which is empty.
+    """
     try:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
     except FileExistsError as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from formats import header as headers
@@ -35,25 +36,54 @@ def write_file(
     """
     with naming(path):
         tensors = _named(metadata, layers, tokens)
-        try:
+        with _storable():
             Metadata.from_json(metadata.to_json())
             infos = layout.plan(metadata, tokens is not None)
             _check(metadata, infos, tensors)
-            # Hashes have a fixed length, so the place of the data is known before them.
-            draft = headers.build(metadata, infos, None, block_bytes)
-            size = len(draft) + infos[-1].stop
-            headers.check(draft[8:].decode("ascii"), size)
-        except CorruptFile as error:
-            raise WriteFailed(
-                f"cannot be stored: {error.what}",
-                where=error.where,
-                fix="please report this: it is a fault in the program",
-            ) from error
-        with replacing(path, overwrite=overwrite) as fd:
-            os.lseek(fd, len(draft), os.SEEK_SET)
-            hashes = {info.name: _write_tensor(fd, tensors[info.name], block_bytes) for info in infos}
-            _write(fd, memoryview(headers.build(metadata, infos, hashes, block_bytes)), at=0)
-        return size
+        runs = ((info, run) for info in infos for run in _runs(tensors[info.name], block_bytes))
+        return store(path, metadata, infos, runs, overwrite=overwrite, block_bytes=block_bytes)
+
+
+def store(
+    path: str | os.PathLike[str],
+    metadata: Metadata,
+    infos: Sequence[TensorInfo],
+    runs: Iterable[tuple[TensorInfo, memoryview]],
+    *,
+    overwrite: bool,
+    block_bytes: int,
+) -> int:
+    """Write a file whose tensors come in as runs of bytes, in file order, and return its size in bytes.
+
+    infos: `layout.plan` of the metadata. runs: whole blocks each, but for the last of a tensor; they are taken one by one
+    while the file is written. Their content is not checked. Raises as write_file does.
+    """
+    with _storable():
+        # Hashes have a fixed length, so the place of the data is known before them.
+        draft = headers.build(metadata, infos, None, block_bytes)
+        size = len(draft) + infos[-1].stop
+        headers.check(draft[8:].decode("ascii"), size)
+    hashes: dict[str, list[str]] = {info.name: [] for info in infos}
+    with replacing(path, overwrite=overwrite) as fd:
+        os.lseek(fd, len(draft), os.SEEK_SET)
+        for info, data in runs:
+            hashes[info.name] += [digest(data[low:high]) for low, high in spans(0, len(data), block_bytes)]
+            _write(fd, data)
+        _write(fd, memoryview(headers.build(metadata, infos, hashes, block_bytes)), at=0)
+    return size
+
+
+@contextmanager
+def _storable() -> Iterator[None]:
+    """What no reader would take is not written."""
+    try:
+        yield
+    except CorruptFile as error:
+        raise WriteFailed(
+            f"cannot be stored: {error.what}",
+            where=error.where,
+            fix="please report this: it is a fault in the program",
+        ) from error
 
 
 def _named(metadata: Metadata, layers: Sequence[LayerEntries], tokens: Tensor | None) -> dict[str, Tensor]:
@@ -81,14 +111,11 @@ def _check(metadata: Metadata, infos: Iterable[TensorInfo], tensors: Mapping[str
         semantics.check_layer(index, layer, metadata.document, metadata.budget, part)
 
 
-def _write_tensor(fd: int, tensor: Tensor, block_bytes: int) -> list[str]:
-    """Append the tensor's bytes to the file; returns the hash of each block."""
+def _runs(tensor: Tensor, block_bytes: int) -> Iterator[memoryview]:
+    """The tensor's bytes, at most 4 MiB at a time."""
     data = raw_bytes(tensor.detach().cpu().contiguous())
-    hashes: list[str] = []
     for start, stop in spans(0, len(data), run_bytes(block_bytes)):
-        hashes += [digest(data[low:high]) for low, high in spans(start, stop, block_bytes)]
-        _write(fd, data[start:stop])
-    return hashes
+        yield data[start:stop]
 
 
 def _write(fd: int, data: memoryview, at: int | None = None) -> None:

@@ -102,8 +102,13 @@ class Method:
 
     @property
     def nested(self) -> bool:
-        """Whether a smaller budget keeps a subset of what a larger one keeps."""
-        bound = self.budget_bound or self.two_stages or (self.pool is not None and self.pool.kind == "drift")
+        """Whether a smaller budget keeps a smaller part of what a larger one keeps; not so where everything is kept at any budget."""
+        bound = (
+            self.keeps_all
+            or self.budget_bound
+            or self.two_stages
+            or (self.pool is not None and self.pool.kind == "drift")
+        )
         return not bound and self.rule not in ("layer-pyramid", "cake-layers")
 
     def scores(self, queries: Observed) -> Tensor:

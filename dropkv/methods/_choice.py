@@ -25,7 +25,7 @@ class Choice:
         self.forced = method.forced(n)
         self._done: list[Kept] = []
         self._shared: BestSoFar | SharedLayers | None = None
-        if kept < n and method.rule == "model-wide":
+        if self.heads and method.rule == "model-wide":  # also where all is kept: admit is a matter of all layers
             self._shared = BestSoFar(kept, n, self.forced, sum(self.heads), method.alpha)
         if kept < n and method.rule == "cake-layers":
             self._shared = SharedLayers(kept, n, self.forced, len(self.heads))

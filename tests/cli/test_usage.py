@@ -80,7 +80,7 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["info"], ["FILE"]),
         (["compress", "{doc}", "-o", "a.kv", "--system", "caf\udce9"], ["--system is no valid UTF-8"]),
         (["completion", "csh"], ["'csh'", "bash", "zsh", "fish"]),
-        (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify, models"]),
+        (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify"]),
     ],
 )
 def test_usage_errors_take_one_line_and_exit_2(
@@ -161,8 +161,9 @@ def test_the_options_of_the_contract_are_there() -> None:
     }  # fmt: skip
     assert found["query"] >= {
         "-f", "--model", "--revision", "--dtype", "--device", "--allow-mismatch", "--max-new-tokens", "--temperature",
-        "--top-p", "--seed", "--chat", "--json",
+        "--top-p", "--seed", "--chat", "--json", "--budget",
     }  # fmt: skip
+    assert found["shrink"] == {"files", "-o", "--output", "--budget", "--force", "--json"}
     assert found["verify"] >= {"--model", "--json"}
     assert "--json" in found["info"] and "--json" in found["models"]
 

@@ -88,7 +88,7 @@ def test_other_packed_weights_are_other_weights(tmp_path: Path) -> None:
     for module in other.network.modules():
         if isinstance(module, Packed):
             module.qweight.add_(1 << 12)
-    with pytest.raises(IdentityError, match="made with another weights"):
+    with pytest.raises(IdentityError, match="made with other weights"):
         open_file(path).with_model(other)
 
 

@@ -101,7 +101,10 @@ class Forgery:
 
     @classmethod
     def of(cls, path: Path) -> Forgery:
-        raw = path.read_bytes()
+        return cls.from_bytes(path.read_bytes())
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Forgery:
         size = int.from_bytes(raw[:8], "little")
         table = json.loads(raw[8 : 8 + size])
         about = json.loads(table.pop("__metadata__")["dropkv"])

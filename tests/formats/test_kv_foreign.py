@@ -21,7 +21,7 @@ OPENINGS = {
     "web page without doctype": (b"<html><head></head></html>", "web page"),
     "GGUF": (b"GGUF\x03\0\0\0" + bytes(100), "GGUF model"),
     "llama.cpp session": ((0x6767736E).to_bytes(4, "little") + bytes(100), r"llama\.cpp session"),
-    "llama.cpp slot": ((0x67677371).to_bytes(4, "little") + bytes(100), r"llama\.cpp slot"),
+    "llama.cpp slot": ((0x67677371).to_bytes(4, "little") + bytes(100), r"llama\.cpp sequence state"),
     "PDF": (b"%PDF-1.7\n" + bytes(100), "PDF document.*pdftotext"),
     "gzip": (b"\x1f\x8b\x08\0" + bytes(100), "gzip data"),
     "zstd": (b"\x28\xb5\x2f\xfd" + bytes(100), "zstd data"),

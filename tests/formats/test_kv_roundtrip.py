@@ -179,7 +179,7 @@ class CountingSource:
     """Remembers which bytes were asked for."""
 
     def __init__(self, inner: FileSource) -> None:
-        self.inner, self.size = inner, inner.size
+        self.inner, self.size, self.gap, self.longest = inner, inner.size, inner.gap, inner.longest
         self.reads: list[tuple[int, int]] = []
 
     def read_into(self, offset: int, out: memoryview) -> None:
