@@ -237,7 +237,7 @@ def restored(layers: tuple[LayerEntries, ...], about: Metadata, device: torch.de
         moved = [(layer.keys.to(device, dtype), layer.values.to(device, dtype)) for layer in layers]
         assert len(moved) == LAYERS
     else:
-        restore_all(layers, about.quantization, [(DIM, DIM)] * LAYERS, device, dtype)
+        restore_all(layers, about.quantization, [(DIM, DIM)] * LAYERS, [device] * LAYERS, dtype)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

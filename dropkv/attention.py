@@ -15,10 +15,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from dropkv.devices import execution_device, weight
 from dropkv.errors import ModelError
+from dropkv.models import unrotated_layers
 
 NAME = "dropkv"
 RUN = "dropkv_run"
+LOSES_ARGUMENTS = ("stablelm", "nemotron")  # families whose layers do not pass extra arguments on to their attention
 OUTPUT_NAMES = ("o_proj", "out_proj", "dense", "wo", "c_proj")
 
 # What layers hand to their attention function without changing its mathematics, given that runs place every token themselves.
@@ -97,7 +100,7 @@ def attention_function(
         )
     scale = float(scaling) if scaling is not None else query.shape[-1] ** -0.5
     output = run.attend(int(layer), query, key, value, scale=scale, window=sliding_window, softcap=softcap)
-    return output.transpose(1, 2), None
+    return output.transpose(1, 2).contiguous(), None  # some families view it
 
 
 def _changes_attention(content: Any) -> bool:
@@ -109,6 +112,12 @@ def decoder_of(network: nn.Module) -> nn.Module:
     """The stack without the language-model head, so that a prefill never computes logits it does not need."""
     decoder: nn.Module = network.base_model  # type: ignore[assignment]
     return decoder
+
+
+def entry_device(network: nn.Module) -> torch.device:
+    """Where token ids and positions have to be."""
+    embeddings: nn.Module = network.get_input_embeddings()  # type: ignore[operator]
+    return execution_device(embeddings)
 
 
 def layer_list(network: nn.Module) -> tuple[nn.Module, str, nn.ModuleList]:
@@ -138,19 +147,39 @@ def output_projection(network: nn.Module, layer: int, width: int) -> Tensor:
         if getattr(module, "layer_idx", None) is None:
             continue
         for name in OUTPUT_NAMES:
-            weight = getattr(getattr(module, name, None), "weight", None)
-            if isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[1] == width:
-                return weight.detach()
+            linear = getattr(module, name, None)
+            found = _matrix(linear, width) if isinstance(linear, nn.Module) else None
+            if found is not None:
+                return found
     raise ModelError(
         f"layer {layer} of {type(network).__name__} has no output projection that dropkv knows: use a method that does not need it"
     )
 
 
-def rotation(network: nn.Module, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, float32 [tokens, r], by which a layer's queries at `positions` int64 [tokens] are rotated.
+def _matrix(linear: nn.Module, width: int) -> Tensor | None:
+    """The weight [out, width] of a linear module; of a quantised one what it makes of the unit vectors."""
+    stored = getattr(linear, "weight", None)
+    if isinstance(stored, Tensor) and stored.is_floating_point() and stored.itemsize > 1:
+        if stored.dim() != 2 or stored.shape[1] != width:
+            return None
+        return weight(linear, "weight").detach().to(execution_device(linear))
+    if getattr(linear, "in_features", None) != width:
+        return None
+    scales = [part for _, part in (*linear.named_parameters(), *linear.named_buffers()) if part.is_floating_point()]
+    dtype = next((part.dtype for part in scales if part.itemsize > 1), torch.get_default_dtype())
+    units = torch.eye(width, dtype=dtype, device=execution_device(linear))
+    out: Tensor = linear(units) - linear(torch.zeros_like(units[:1]))  # without the bias
+    return out.T
+
+
+def rotation(network: nn.Module, layer: int, positions: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """cos and sin, float32 [positions, r], by which a layer's queries at `positions` int64 are rotated in a text of `tokens` tokens.
 
     Raises ModelError when the network does not keep its rotary embeddings where families do.
     """
+    if layer in unrotated_layers(network.config):
+        still = torch.ones(len(positions), 2, device=positions.device)
+        return still, torch.zeros_like(still)
     rotary = getattr(decoder_of(network), "rotary_emb", None)
     if not callable(rotary):
         raise ModelError(
@@ -161,8 +190,10 @@ def rotation(network: nn.Module, layer: int, positions: Tensor) -> tuple[Tensor,
     given: dict[str, Any] = {}
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         given["layer_type"] = config.layer_types[layer]
-    cos, sin = rotary(like, positions.unsqueeze(0), **given)
-    return cos[0].float(), sin[0].float()
+    # The largest position of a call picks the frequencies of some models (see rope.py), so the text's last one goes along.
+    line = torch.cat([positions, positions.new_tensor([tokens - 1])])
+    cos, sin = rotary(like, line.unsqueeze(0), **given)
+    return cos[0, :-1].to(positions.device, torch.float32), sin[0, :-1].to(positions.device, torch.float32)
 
 
 class SlicedLayer(nn.Module):
@@ -185,6 +216,7 @@ class SlicedLayer(nn.Module):
         self.spans = spans
         self.enter = enter
         self.leave = leave
+        self.device = execution_device(inner)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -194,6 +226,7 @@ class SlicedLayer(nn.Module):
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         total = hidden.shape[1]
+        hidden = hidden.to(self.device)
         for number, (start, stop) in enumerate(self.spans):
             self.enter(self.index, number)
             cut_args = [_cut(argument, start, stop, total) for argument in args]
@@ -236,15 +269,40 @@ def sliced_layers(
         setattr(owner, name, layers)
 
 
+@contextmanager
+def carried(network: nn.Module, run: Run) -> Iterator[None]:
+    """For the length of the block a run reaches every attention module, also those whose layers drop extra arguments."""
+    config: Any = network.config
+    handles = []
+    if config.model_type in LOSES_ARGUMENTS:
+
+        def hand(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, {**kwargs, RUN: run}
+
+        modules = decoder_of(network).modules()
+        attentions = [module for module in modules if hasattr(module, "layer_idx") and hasattr(module, "o_proj")]
+        handles = [module.register_forward_pre_hook(hand, with_kwargs=True) for module in attentions]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def run_decoder(network: nn.Module, ids: Tensor, positions: Tensor, run: Run) -> None:
     """One forward call of the decoder stack, no logits: ids and positions int64 [batch, tokens]."""
-    decoder_of(network)(input_ids=ids, position_ids=positions, use_cache=False, **{RUN: run})
+    with carried(network, run):
+        decoder_of(network)(input_ids=ids, position_ids=positions, use_cache=False, **{RUN: run})
 
 
 def run_logits(network: nn.Module, ids: Tensor, positions: Tensor, run: Run, *, keep: int | Tensor = 1) -> Tensor:
     """Logits float32 [batch, keep, vocabulary] of the last `keep` tokens (0: all), or of those at the places int64 [keep], for ids and
     positions int64 [batch, tokens]."""
-    out = network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, **{RUN: run})
+    rows = (
+        keep.tolist() if isinstance(keep, Tensor) else keep
+    )  # a tensor might be on another device than the last layer
+    with carried(network, run):
+        out = network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows, **{RUN: run})
     logits: Tensor = out.logits
     return logits.float() if logits.dtype != torch.float64 else logits
 

@@ -55,15 +55,16 @@ class Prefix:
         """Kept entries of all layers and KV heads."""
         return sum(bounds[-1] for bounds in self.bounds)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Prefix:
-        """The same prefix on a device, in the reader's compute dtype (widening is exact); quantised entries are restored there."""
-
+    def to(self, devices: torch.device | Sequence[torch.device], dtype: torch.dtype) -> Prefix:
+        """The same prefix on one device or each layer on its own, in the reader's compute dtype (widening is exact); quantised entries are
+        restored there."""
+        places = [devices] * len(self.layers) if isinstance(devices, torch.device) else devices
         if self.quantization is not None:
             shapes = [(layer.d_k, layer.d_v) for layer in self.geometry]
-            restored = restore_all(self.layers, self.quantization, shapes, device, dtype)
+            restored = restore_all(self.layers, self.quantization, shapes, places, dtype)
             return Prefix(restored, self.geometry, self.n)
 
-        def move(layer: LayerEntries) -> LayerEntries:
+        def move(layer: LayerEntries, device: torch.device) -> LayerEntries:
             return LayerEntries(
                 keys=layer.keys.to(device, dtype),
                 values=layer.values.to(device, dtype),
@@ -73,7 +74,8 @@ class Prefix:
                 scores=layer.scores,
             )
 
-        return Prefix([move(layer) for layer in self.layers], self.geometry, self.n)
+        moved = [move(layer, device) for layer, device in zip(self.layers, places, strict=True)]
+        return Prefix(moved, self.geometry, self.n)
 
 
 class Tail:

@@ -148,8 +148,7 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
     ids = head + body
     whole = len(ids)
     observation = observe(settings, seam, ids, len(head))
-    limit = model.max_positions - max(min(QUESTION_ROOM, model.max_positions // 8), observation.longest_probe)
-    if len(ids) > limit:
+    while len(ids) > (limit := _room(model, len(ids), observation)):
         if not settings.truncate or limit <= len(head):
             raise DocumentError(_too_long(document, len(ids), limit, model, settings))
         ids = ids[:limit]
@@ -163,21 +162,30 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
         kept = kept_count(settings.budget, len(ids), forced)
     held = None
     if settings.fidelity:
-        held = hold_out(seam, ids, len(head), model.max_positions - len(ids))
+        held = hold_out(seam, ids, len(head), model.regime(len(ids)).up_to - len(ids) - len(head))
     return Plan(seam, tuple(ids), len(head), observation, method, kept, settings, whole, held)
 
 
+def _room(model: Model, tokens: int, observation: Observation) -> int:
+    """Tokens that a document of this length may have, so that replays or a question fit behind it into its RoPE regime."""
+    up_to = model.regime(tokens).up_to
+    return up_to - max(min(QUESTION_ROOM, up_to // 8), observation.longest_probe)
+
+
 def _too_long(document: Document, tokens: int, limit: int, model: Model, settings: CompressSettings) -> str:
-    place = f"{document.name}: {tokens} tokens, {model.id} has {model.max_positions} positions"
+    up_to = model.regime(tokens).up_to
+    place, longer = f"{document.name}: {tokens} tokens, {model.id} has {up_to} positions", ""
+    if up_to < model.max_positions:
+        place = f"{document.name}: {tokens} tokens, and the RoPE of {model.id} changes behind {up_to}"
+        longer = f" (documents of more than {up_to} fit as well)"
+    taken = up_to - limit
     if settings.observe == "replay" and limit < 1:
-        return (
-            f"{place} and replay takes {model.max_positions - limit} of them: no document fits, use a smaller --chunk"
-        )
+        return f"{place} and replay takes {taken} of them: no document fits{longer}, use a smaller --chunk"
     if settings.observe == "replay":
-        return f"{place} and replay takes {model.max_positions - limit} of them: at most {limit} fit, use --truncate, a smaller --chunk, or split it"
+        return f"{place} and replay takes {taken} of them: at most {limit} fit{longer}, use --truncate, a smaller --chunk, or split it"
     if settings.observe != "tail":
-        return f"{place} and the longest question takes {model.max_positions - limit} of them: at most {limit} fit, use --truncate or split it"
-    return f"{place}: at most {limit} fit with room for a question, use --truncate or split it"
+        return f"{place} and the longest question takes {taken} of them: at most {limit} fit{longer}, use --truncate or split it"
+    return f"{place}: at most {limit} fit with room for a question{longer}, use --truncate or split it"
 
 
 def resolve_method(settings: CompressSettings, head_tokens: int) -> Method:
@@ -339,7 +347,7 @@ def _metadata(
         ),
         layers=layers,
         dtype=str(model.dtype).removeprefix("torch."),
-        rope=dict(model.rope),
+        rope=model.regime(planned.tokens).described(model.rope),
         fidelity=None,
         quantization=quantization,
     )

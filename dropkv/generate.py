@@ -151,16 +151,26 @@ class Session:
 
     def room(self, used: int, wanted: int) -> int:
         """New tokens that fit behind the document and `used` further tokens, at most `wanted`; QuestionError when none do."""
-        free = self.model.max_positions - self.prefix.n - used
+        up_to = self.model.regime(self.prefix.n).up_to
+        free = up_to - self.prefix.n - used
         if free < 1:
+            why = (
+                f"the model has {up_to} positions"
+                if up_to == self.model.max_positions
+                else f"the model's RoPE changes behind {up_to} and would turn the document's keys anew"
+            )
             raise QuestionError(
-                f"{used} tokens do not fit behind the document's {self.prefix.n}: the model has {self.model.max_positions} positions, "
-                f"ask at most {max(0, self.model.max_positions - self.prefix.n - 1)} tokens"
+                f"{used} tokens do not fit behind the document's {self.prefix.n}: {why}, "
+                f"ask at most {max(0, up_to - self.prefix.n - 1)} tokens"
             )
         return min(free, wanted)
 
     def forward(self, ids: Sequence[int], tail: Tail) -> Tensor:
-        """Logits [vocabulary] after the last of `ids`, which are appended to the tail. float32 (float64 for a float64 model)."""
+        """Logits [vocabulary] after the last of `ids`, which are appended to the tail. float32 (float64 for a float64 model).
+
+        Raises QuestionError when they would leave the document's RoPE regime.
+        """
+        self.room(len(tail) + len(ids) - 1, 1)
         run = AnswerRun(self.prefix, tail)
         start = self.prefix.n + tail.length
         with torch.inference_mode():

@@ -85,6 +85,9 @@ def mismatches(metadata: Metadata, model: Model, seam: Seam) -> list[Mismatch]:
         for name in sorted(theirs.keys() | set(STRUCTURE), key=lambda name: (name not in STRUCTURE, name))
         if theirs.get(name) != mine.get(name)
     ]
+    regimes = metadata.rope.get("regime"), model.regime(metadata.document.tokens).as_json()
+    if regimes[0] != regimes[1]:
+        found.append(Mismatch("RoPE regime", *map(_short, regimes)))
     weights = weights_fingerprint(model.network, model.weights)
     if not weights_agree(metadata.model.weights, weights):
         found.append(Mismatch("weights", _weights_name(metadata.model.weights), _weights_name(weights)))

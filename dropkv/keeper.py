@@ -25,10 +25,11 @@ class Keeper:
             method, n if method.keeps_all else kept, [geometry[index].kv_heads for index in self._full], n
         )
         self._layers: list[LayerEntries] = []
+        self._home: torch.device | None = None
 
     def full(self, layer: int, context: LayerContext, scores: Sequence[LayerScores]) -> None:
-        chosen = self._choice.add(scores[0])
-        self._layers.append(take(context.k, context.v, chosen, scores[0].raw))
+        chosen = self._choice.add(self._at_home(scores[0]))
+        self._layers.append(take(context.k, context.v, _on(chosen, context.k.device), scores[0].raw))
         if self._choice.shares:
             for index, counts in zip(self._full, self._choice.held(), strict=False):
                 self._layers[index] = trim(self._layers[index], counts)
@@ -41,8 +42,16 @@ class Keeper:
         """The kept entries of every layer."""
         for index, chosen in zip(self._full, self._choice.finish(), strict=True):
             entries = trim(self._layers[index], chosen.counts)
-            self._layers[index] = replace(entries, admit=chosen.admit.int())
+            self._layers[index] = replace(entries, admit=chosen.admit.int().to(entries.admit.device))
         return tuple(self._layers)
+
+    def _at_home(self, scores: LayerScores) -> LayerScores:
+        """Rules that share entries among layers compare them on the first one's device."""
+        if not self._choice.shares:
+            return scores
+        self._home = self._home or scores.raw.device
+        beside = scores.beside
+        return LayerScores(scores.raw.to(self._home), None if beside is None else beside.to(self._home))
 
 
 def take(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEntries:
@@ -62,6 +71,7 @@ def take(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEntries:
 
 def trim(entries: LayerEntries, counts: Tensor) -> LayerEntries:
     """Only the first counts [kv_heads] entries of every head."""
+    counts = counts.to(entries.offsets.device)
     sizes = entries.offsets.diff()
     if bool((sizes == counts).all()):
         return entries
@@ -78,6 +88,10 @@ def trim(entries: LayerEntries, counts: Tensor) -> LayerEntries:
         admit=entries.admit[index],
         scores=entries.scores[index],
     )
+
+
+def _on(chosen: Kept, device: torch.device) -> Kept:
+    return Kept(chosen.positions.to(device), chosen.admit.to(device), chosen.counts.to(device))
 
 
 def _newest(k: Tensor, window: int | None) -> Kept:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Unpack, overload
 
-import torch
 from torch import Tensor
 
 from dropkv.attention import plain_cache
 from dropkv.cache import Prefix
 from dropkv.checkpoints import name_in_file
 from dropkv.compression import Compression, compress_document
+from dropkv.devices import wait_for
 from dropkv.documents import Document
 from dropkv.errors import IdentityError, ModelError, UsageError
 from dropkv.generate import Answer, Chat, Session, Stream
@@ -192,9 +192,8 @@ class OpenedFile:
             )
         started = time.perf_counter()
         stored = Prefix(self.contents.layers, model.geometry, metadata.document.tokens, metadata.quantization)
-        prefix = stored.to(model.device, model.dtype)
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
+        prefix = stored.to(model.devices, model.dtype)
+        wait_for(model.devices)
         return KVFile(Session(model, seam, prefix), metadata, self.seconds + time.perf_counter() - started)
 
 

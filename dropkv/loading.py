@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,50 +17,112 @@ if TYPE_CHECKING:
     import torch
 
 
+# Quantisation methods and what they need: the module to look for and the package that brings it.
+PACKAGES = {
+    "gptq": {"gptqmodel": "gptqmodel", "optimum": "optimum"},
+    "awq": {"gptqmodel": "gptqmodel"},
+    "bitsandbytes": {"bitsandbytes": "bitsandbytes"},
+    "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
+    "auto-round": {"auto_round": "auto-round"},
+    "hqq": {"hqq": "hqq"},
+    "aqlm": {"aqlm": "aqlm"},
+    "torchao": {"torchao": "torchao"},
+    "quanto": {"optimum": "optimum-quanto"},
+}
+
+
+# Where models that also read images keep the weights of their text part, and what these are called in the text model alone.
+TEXT_PART = {
+    r"^language_model\.model\.": "model.",
+    r"^model\.language_model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+}
+
+
 def read_config(folder: Path, gguf: str | None, name: str) -> Any:
-    """The transformers config of a folder or of the GGUF in it; raises ModelError."""
+    """The transformers config of a folder or of the GGUF in it, of a model that also reads images its text part; raises ModelError."""
     from transformers import AutoConfig
 
     with _naming(name), quiet():
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **_gguf(gguf))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **_gguf(gguf))
+        return text_part(config)
+
+
+def text_part(config: Any) -> Any:
+    """The config of the text model inside one that also reads images, where that is a causal model of its own (Gemma-3, Mistral-3)."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    inner: Any = getattr(config, "text_config", None)
+    if getattr(config, "vision_config", None) is None or type(inner) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return config
+    inner.tie_word_embeddings = config.tie_word_embeddings
+    inner.dtype = inner.dtype or config.dtype
+    if quantization(config):
+        inner.quantization_config = config.quantization_config
+    return inner
+
+
+def require_packages(config: Any, name: str) -> None:
+    """Raise ModelError when a model's weights are quantised in a way whose package is not installed."""
+    method = quantization(config)
+    needed = PACKAGES.get(method or "", {})
+    missing = [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ModelError(
+            f"{name}: its weights are quantised ({method}), which needs a package that is missing; "
+            f"run: pip install {' '.join(missing)}"
+        )
+
+
+def quantization(config: Any) -> str | None:
+    """The method by which a checkpoint's weights are quantised, or None."""
+    found = getattr(config, "quantization_config", None)
+    if not found:
+        return None
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    return str(getattr(method, "value", method) or "unknown")
 
 
 def load_checkpoint(
-    checkpoint: Checkpoint, dtype: str, device: torch.device, check: Callable[[Any], None]
+    checkpoint: Checkpoint,
+    dtype: str,
+    devices: Sequence[torch.device],
+    check: Callable[[Any], None],
+    *,
+    named: bool = True,
 ) -> tuple[Any, Any]:
-    """Network (on `device`, evaluation mode, no gradients) and tokenizer.
+    """Network (evaluation mode, no gradients) and tokenizer.
 
-    dtype: "auto" or a name of torch. check: raises for a config that cannot be served, before weights are read. Raises
-    ModelError.
+    dtype: "auto" or a name of torch. devices: the one to load onto, or the GPUs to spread over; unless `named`, only as many as are needed.
+    check: raises for a config that cannot be served, before weights are read. Raises ModelError.
     """
+    device = devices[0]
     folder, gguf = checkpoint.folder, checkpoint.gguf
     copy = gguf_cache.copy_folder(folder / gguf) if gguf else None
     if copy is not None and gguf_cache.is_valid(copy):
         folder, gguf, copy = copy, None, None
     config = read_config(folder, gguf, checkpoint.id)
     check(config)
-    with _naming(checkpoint.id), quiet():
+    method = quantization(config) if gguf is None else None
+    with _naming(checkpoint.id, method), quiet():
         tokenizer = _tokenizer(folder, gguf, checkpoint)
         final = _dtype(dtype, config, device)
         if copy is not None:
             # Converted in float32 so that the copy is exact whatever was asked for now.
-            network = _network(folder, gguf, config, _dtype("float32", config, device), None, checkpoint.id)
+            network = _network(folder, gguf, config, _dtype("float32", config, device), {}, checkpoint.id)
             gguf_cache.store(copy, network, tokenizer)
             network.to(device=device, dtype=final)
         else:
-            network = _network(folder, gguf, config, final, device, checkpoint.id)
+            place = _place(checkpoint, config, final, devices, named)
+            network = _network(folder, gguf, config, final, place, checkpoint.id)
     return network.eval().requires_grad_(False), tokenizer
 
 
-def _network(
-    folder: Path, gguf: str | None, config: Any, dtype: torch.dtype, device: torch.device | None, name: str
-) -> Any:
+def _network(folder: Path, gguf: str | None, config: Any, dtype: torch.dtype, place: dict[str, Any], name: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     from dropkv.attention import NAME
 
-    # Straight to the GPU where the helper library is there; otherwise by way of host memory.
-    direct = device is not None and device.type != "cpu" and importlib.util.find_spec("accelerate") is not None
     network, report = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
@@ -69,16 +131,52 @@ def _network(
         output_loading_info=True,
         local_files_only=True,
         trust_remote_code=False,
-        **({"device_map": {"": device}} if direct else {}),
+        ignore_mismatched_sizes=True,  # told below, in one line
+        key_mapping=TEXT_PART,
+        **place,
         **_gguf(gguf),
     )
+    for weight, theirs, ours in sorted(report["mismatched_keys"]):
+        raise ModelError(
+            f"{name}: {weight} has the shape {list(theirs)} in its files, its config asks for {list(ours)}; "
+            f"download config and weights together"
+        )
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would go on with random numbers in their place
         raise ModelError(
             f"{name}: its files lack {len(missing)} weights that its config asks for ({missing[0]}); "
             f"download or convert it again"
         )
-    return network if direct or device is None else network.to(device)
+    return network
+
+
+def _place(
+    checkpoint: Checkpoint, config: Any, dtype: torch.dtype, devices: Sequence[torch.device], named: bool
+) -> dict[str, Any]:
+    """Arguments that put the weights onto the devices as they are read."""
+    import torch
+
+    from dropkv.devices import device_map
+
+    if devices[0].type == "cpu":
+        return {}
+    if devices[0].type != "cuda":
+        return {"device_map": {"": devices[0]}}
+    return device_map(
+        _size(checkpoint, config, dtype), devices, lambda device: torch.cuda.mem_get_info(device)[0], named=named
+    )
+
+
+def _size(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> int:
+    """Bytes of the weights once loaded; for quantised ones those of their files."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if quantization(config) and checkpoint.gguf is None:
+        return sum(file.stat().st_size for file in checkpoint.weights)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
 
 
 def _tokenizer(folder: Path, gguf: str | None, checkpoint: Checkpoint) -> Any:
@@ -117,7 +215,7 @@ def _gguf(name: str | None) -> dict[str, str]:
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def _naming(name: str, quantized: str | None = None) -> Iterator[None]:
     """Turn whatever transformers raises into one line that names the model."""
     try:
         yield
@@ -127,6 +225,11 @@ def _naming(name: str) -> Iterator[None]:
         if type(error).__name__ == "OutOfMemoryError":
             raise ModelError(
                 f"{name}: does not fit into the GPU's memory; use --device cpu or a smaller model"
+            ) from error
+        if quantized is not None:
+            raise ModelError(
+                f"{name}: its quantised weights ({quantized}) cannot be loaded here ({_first_line(error)}); "
+                f"many kinds need a GPU, use a copy that is not quantised"
             ) from error
         if isinstance(error, ImportError):
             raise ModelError(

@@ -18,7 +18,8 @@ PROGRAM = 256 << 20  # mapped parts of Python, PyTorch and transformers that a r
 def start_peak(device: torch.device) -> None:
     """Begin a new measurement, where the system allows it (else the peak since the process started is reported)."""
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+        for used in _in_use():
+            torch.cuda.reset_peak_memory_stats(used)
         return
     with suppress(OSError):
         CLEAR.write_text("5")  # Linux: resets the peak resident set of this process
@@ -36,13 +37,18 @@ def expected_peak(device: torch.device, weights: int) -> int:
 
 
 def read_peak(device: torch.device) -> int:
-    """Peak bytes since `start_peak`: allocated on a GPU, resident on a CPU (weights included)."""
+    """Peak bytes since `start_peak`: allocated on the GPUs in use, each at its own peak, or resident on a CPU (weights included)."""
     if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+        return sum(int(torch.cuda.max_memory_allocated(used)) for used in _in_use())
     peak = _status("VmHWM")
     if peak is not None:
         return peak
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _in_use() -> list[int]:
+    """GPUs on which this process has allocated anything."""
+    return [index for index in range(torch.cuda.device_count()) if torch.cuda.max_memory_allocated(index)]
 
 
 def available_memory(device: torch.device) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dropkv.checkpoints import BUNDLED, CatalogueRow, Checkpoint, Source, catalogue, find_checkpoint
 from dropkv.errors import ModelError, UsageError
+from dropkv.rope import BY_LENGTH, FIXED, Regime, regime_of, rope_of, rope_types
 
 if TYPE_CHECKING:
     import torch
@@ -25,21 +26,17 @@ __all__ = [
 ]
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-ROPE_TYPES = ("default", "linear", "yarn", "llama3")  # their frequencies do not depend on how long the text is
-NO_ROPE = "some of its layers have no rotary position embeddings"
 REFUSED = {  # families whose config alone does not tell; loading catches others by a test run
     "gpt_oss": "its attention has sinks",
-    "llama4": NO_ROPE,
-    "llama4_text": NO_ROPE,
-    "cohere2": NO_ROPE,
-    "exaone4": NO_ROPE,
-    "afmoe": NO_ROPE,
+    "llama4": "its attention works in chunks",
+    "llama4_text": "its attention works in chunks",
     "mamba": "it has state-space layers, no attention",
     "mamba2": "it has state-space layers, no attention",
     "falcon_mamba": "it has state-space layers, no attention",
     "rwkv": "it has recurrent layers, no attention",
     "recurrent_gemma": "it has recurrent layers",
 }
+UNROTATED_FULL = ("cohere2", "exaone4", "exaone_moe", "afmoe")  # families that rotate in their sliding layers alone
 TESTED = ("llama", "mistral", "qwen2", "qwen3")  # need no test run when they are loaded
 
 
@@ -59,7 +56,8 @@ class LayerGeometry:
 class Model:
     """A network ready for dropkv, with its tokenizer.
 
-    max_positions: tokens of context. weights: the files the weights came from, empty for networks made in memory.
+    device: where token ids go in; a layer's entries live on its own of `devices`. max_positions: tokens of context.
+    weights: the files the weights came from, empty for networks made in memory.
     """
 
     network: Any
@@ -74,22 +72,37 @@ class Model:
     stop_ids: frozenset[int]
     rope: dict[str, Any]
     weights: tuple[Path, ...] = field(default=(), repr=False)
+    layer_devices: tuple[torch.device, ...] = field(default=(), repr=False)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Where each layer computes and its entries live."""
+        return self.layer_devices or (self.device,) * len(self.geometry)
+
+    def regime(self, tokens: int) -> Regime:
+        """The RoPE regime of a document of so many tokens: its questions and answers must not leave it."""
+        return regime_of(self.rope, self.max_positions, tokens)
 
 
 def load_model(name: str = BUNDLED, *, revision: str | None = None, dtype: str = "auto", device: str = "auto") -> Model:
     """Load the model called `name` in evaluation mode.
 
-    dtype "auto": float32 on a CPU, on CUDA the checkpoint's own 16-bit type or bfloat16. device "auto": CUDA if there
-    is one. Raises ModelError when it cannot be found, loaded or served, UsageError for an unknown dtype or device.
+    dtype "auto": float32 on a CPU, on CUDA the checkpoint's own 16-bit type or bfloat16. device "auto": the first GPU if
+    the weights leave room on it, else spread over all GPUs with the rest in host memory; without a GPU the CPU.
+    "cuda:0,cuda:1" spreads over these. Raises ModelError when it cannot be found, loaded or served, UsageError for an unknown dtype or device.
     """
     wanted = _dtype_name(dtype)
-    place = _device(device)
+    places = _devices(device)
     from dropkv import attention
-    from dropkv.loading import load_checkpoint, read_config
+    from dropkv.loading import load_checkpoint, read_config, require_packages
 
-    checkpoint = find_checkpoint(name, revision, lambda folder: refuse_unsupported(read_config(folder, None, name)))
+    def check(config: Any) -> None:
+        refuse_unsupported(config)
+        require_packages(config, name)
+
+    checkpoint = find_checkpoint(name, revision, lambda folder: check(read_config(folder, None, name)))
     attention.register()
-    network, tokenizer = load_checkpoint(checkpoint, wanted, place, refuse_unsupported)
+    network, tokenizer = load_checkpoint(checkpoint, wanted, places, check, named=device != "auto")
     return _finish(network, tokenizer, checkpoint)
 
 
@@ -101,7 +114,7 @@ def load_outline(
     Arguments as for `load_model`. Of a Hub model that is not here, only configuration and tokenizer are fetched. Raises ModelError,
     UsageError.
     """
-    wanted, place = _dtype_name(dtype), _device(device)
+    wanted, place = _dtype_name(dtype), _devices(device)[0]
     from dropkv import attention
     from dropkv.loading import load_empty, read_config
 
@@ -163,10 +176,14 @@ def geometry_of(config: Any) -> tuple[LayerGeometry, ...]:
     return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
 
 
-def rope_of(config: Any) -> dict[str, Any]:
-    """The rotary regime as JSON values."""
-    copy: dict[str, Any] = _json_safe(getattr(config, "rope_parameters", None) or {})
-    return copy
+def unrotated_layers(config: Any) -> frozenset[int]:
+    """Layers that by design have no position embeddings: what they keep is right wherever a question stands."""
+    rotated = getattr(config, "no_rope_layers", None)  # 1 for layers with RoPE, in spite of its name
+    if rotated is None:
+        kinds = getattr(config, "layer_types", None) or ()
+        apart = config.model_type in UNROTATED_FULL and getattr(config, "sliding_window", None) is not None
+        rotated = [not apart or kind == "sliding_attention" for kind in kinds]
+    return frozenset(index for index, turns in enumerate(rotated) if not turns)
 
 
 def _reason_to_refuse(config: Any, family: str) -> str:
@@ -184,60 +201,43 @@ def _reason_to_refuse(config: Any, family: str) -> str:
         return f"it has {', '.join(foreign).replace('_', ' ') or 'mixed'} layers"
     if not has("rope_parameters") or has("alibi"):
         return "it has no rotary position embeddings"
-    if not all(has("no_rope_layers") or ()) or has("position_embedding_type") in ("nope", "alibi", "absolute"):
-        return NO_ROPE
+    if has("position_embedding_type") in ("nope", "alibi", "absolute"):
+        return "it has no rotary position embeddings"
     if has("kv_lora_rank"):
         return "it keeps latent keys and values (MLA)"
     if has("num_kv_shared_layers") or has("global_head_dim"):
         return "its layers share keys and values or differ in head size"
     if has("use_bidirectional_attention"):
         return "its attention looks ahead"
-    for regime in _rope_types(has("rope_parameters")):
-        if regime in ("longrope", "dynamic"):
-            return (
-                f"its RoPE ({regime}) picks frequencies by the length of the text, so keys would "
-                f"change with the question"
-            )
-        if regime not in ROPE_TYPES:
-            return f"its RoPE is of the unknown type {regime}"
+    for kind in rope_types(has("rope_parameters")):
+        if kind not in (*FIXED, *BY_LENGTH):
+            return f"its RoPE is of the unknown type {kind}"
     return ""
 
 
-def _rope_types(rope: dict[str, Any]) -> list[str]:
-    """The regime, or one per kind of layer (Gemma-3)."""
-    nested = [part for part in rope.values() if isinstance(part, dict)]
-    return sorted({str(part.get("rope_type", "default")) for part in nested or [rope]})
-
-
-def _json_safe(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_safe(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
 def _finish(network: Any, tokenizer: Any, checkpoint: Checkpoint) -> Model:
+    from dropkv import attention
+    from dropkv.devices import execution_device
     from dropkv.probe import probe
 
     network.eval()
-    parameter = next(network.parameters())
     geometry = geometry_of(network.config)
     if checkpoint.weights == () or network.config.model_type not in TESTED:
-        probe(network, geometry, checkpoint.id)
+        probe(network, geometry, checkpoint.id, unrotated_layers(network.config))
     return Model(
         network=network,
         tokenizer=tokenizer,
         id=checkpoint.id,
         source=checkpoint.source,
         revision=checkpoint.revision,
-        device=parameter.device,
-        dtype=parameter.dtype,
+        device=attention.entry_device(network),
+        dtype=next(weights.dtype for weights in network.parameters() if weights.is_floating_point()),
         geometry=geometry,
         max_positions=int(network.config.max_position_embeddings),
         stop_ids=_stop_ids(network, tokenizer, checkpoint.id),
         rope=rope_of(network.config),
         weights=checkpoint.weights,
+        layer_devices=tuple(execution_device(layer) for layer in attention.layer_list(network)[2]),
     )
 
 
@@ -262,17 +262,19 @@ def _dtype_name(name: str) -> str:
     return plain
 
 
-def _device(name: str) -> torch.device:
+def _devices(name: str) -> tuple[torch.device, ...]:
+    """One device, or the GPUs that weights may be spread over."""
     import torch
 
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return tuple(torch.device("cuda", index) for index in range(count)) or (torch.device("cpu"),)
     try:
-        device = torch.device(name)
+        devices = tuple(torch.device(part.strip()) for part in name.split(","))
     except RuntimeError:
-        raise UsageError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not (torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()):
-        raise UsageError(
-            f"device {name}: there are {torch.cuda.device_count()} CUDA devices here; use --device cpu or auto"
-        )
-    return device
+        devices = ()
+    if not devices or (len(devices) > 1 and any(device.type != "cuda" for device in devices)):
+        raise UsageError(f"unknown device {name!r}: use auto, cpu, cuda, cuda:N or several as cuda:0,cuda:1")
+    if any(device.type == "cuda" and (device.index or 0) >= count for device in devices):
+        raise UsageError(f"device {name}: there are {count} CUDA devices here; use --device cpu or auto")
+    return devices

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from dropkv.attention import LayerDone, output_projection, rotation, run_decoder, run_logits, sliced_layers
-from dropkv.errors import ModelError
+from dropkv.devices import wait_for
+from dropkv.errors import DocumentError, ModelError
 from dropkv.fidelity import HeldOut, Predictions
 from dropkv.keeper import Keeper
 from dropkv.kernels.causal import causal_attention
@@ -30,6 +31,7 @@ from dropkv.methods import Gathered, LayerContext, LayerScores, Method, observe_
 from dropkv.models import LayerGeometry, Model
 from dropkv.observers import Observation, Probe
 from dropkv.queries import Queries
+from dropkv.rope import Regime
 from formats import LayerEntries
 
 SLICE = 2048  # document tokens a layer computes at once
@@ -130,8 +132,8 @@ def read(
     """Run the model over `document` (ids, template head included), its probes and the held-out text once; every layer goes to `reader` with
     its scores.
 
-    Probes and held-out text are placed at position n, so n + the longest of them must not exceed the model's positions (the caller checks).
-    Raises ModelError when a layer of the network bypasses the seam, or when keys, values or scores are not finite.
+    Probes and held-out text are placed at position n. Raises DocumentError when n + the longest of them leaves the document's RoPE regime,
+    ModelError when a layer of the network bypasses the seam, or when keys, values or scores are not finite.
     """
     if held is not None:
         probe = Probe(held.ids, (0, len(document)), (), observing=0)
@@ -161,6 +163,12 @@ def read_together(
     observation = observations[0]
     if any(len(document) != n for document in documents) or any(_shape(o) != _shape(observation) for o in observations):
         raise ValueError("documents read together need the same length, window and places of their probes")
+    regime = model.regime(n)
+    if n + observation.longest_probe > regime.up_to:
+        raise DocumentError(
+            f"{n} tokens and {observation.longest_probe} of an observer do not fit into the {regime.up_to} positions that {model.id} has "
+            f"for them: use a shorter document or a smaller --chunk"
+        )
     spans = plan_spans(n, observation.probes, slice_tokens)
     sequences = [
         [*document, *(token for probe in own.probes for token in probe.ids)]
@@ -169,7 +177,7 @@ def read_together(
     places = list(range(n)) + [n + offset for probe in observation.probes for offset in range(len(probe.ids))]
     ids = torch.tensor(sequences, device=model.device)
     positions = torch.tensor([places], device=model.device).expand(len(documents), -1)
-    run = PrefillRun(model.network, model.geometry, n, spans, observation, reader, seeds, progress)
+    run = PrefillRun(model.network, model.geometry, n, spans, observation, reader, seeds, progress, regime)
     predictions: Predictions | None = None
     started = time.perf_counter()
     with (
@@ -181,7 +189,7 @@ def read_together(
         else:
             rows = torch.tensor(held.rows(ids.shape[1] - len(held.ids)), device=model.device)
             predictions = held.predictions(run_logits(model.network, ids, positions, run, keep=rows)[0])
-    _wait(model.device)
+    wait_for(model.devices)
     ended = time.perf_counter()
     if held is not None:
         run.held_seconds += ended - run.left
@@ -212,6 +220,7 @@ class PrefillRun:
         reader: Reader,
         seeds: Sequence[int],
         progress: Progress | None,
+        regime: Regime,
     ) -> None:
         self.network = network
         self.geometry = geometry
@@ -222,6 +231,7 @@ class PrefillRun:
         self.methods = tuple(reader.methods)
         self.seeds = tuple(seeds)
         self.progress = progress
+        self.regime = regime
         self.done = 0
         self.score_seconds = 0.0
         self.held_seconds = 0.0
@@ -266,7 +276,7 @@ class PrefillRun:
         buffer_v[:, start:stop] = values
         if self.geometry[layer].kind == "full":
             started = time.perf_counter()
-            self._queries.add(queries, buffer_k[:, :stop], scale, softcap, partial(rotation, self.network, layer))
+            self._queries.add(queries, buffer_k[:, :stop], scale, softcap, partial(self._rotation, layer))
             self.score_seconds += time.perf_counter() - started
         if layer == len(self.geometry) - 1:
             raise LayerDone  # nothing follows: keys, values and queries are all that is needed
@@ -315,7 +325,7 @@ class PrefillRun:
     def _now(self) -> float:
         """The time, with the device's work before it done, so that the held-out text's share is its own."""
         if self._k is not None:
-            _wait(self._k.device)
+            wait_for([self._k.device])
         return time.perf_counter()
 
     def _probe(self, layer: int, probe: Probe, q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
@@ -375,11 +385,17 @@ class PrefillRun:
                 q=self._queries.window(k, geometry.query_heads * len(self.seeds)),
                 wo=lambda: output_projection(self.network, layer, geometry.query_heads * geometry.d_v),
                 attention=self._queries.attention,
-                expected=self._queries.expected(partial(rotation, self.network, layer)),
+                expected=self._queries.expected(partial(self._rotation, layer)),
                 seed=self.seeds[0] + layer,
                 more_seeds=tuple(seed + layer for seed in self.seeds[1:]),
             )
         return self._context
+
+    def _rotation(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin at `positions`; where others are rotated otherwise, those beyond the document's regime count as its last."""
+        if self.regime.by_length:
+            positions = positions.clamp(max=self.regime.up_to - 1)
+        return rotation(self.network, layer, positions, self.n)
 
     def _buffers(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self._k is None or self._v is None or self._k.device != k.device:
@@ -399,8 +415,3 @@ class PrefillRun:
 def range_of(ranges: Sequence[tuple[int, int]]) -> list[int]:
     """All positions of ascending (start, stop) ranges."""
     return [position for start, stop in ranges for position in range(start, stop)]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -127,14 +127,18 @@ def _even(values: Tensor) -> Tensor:
 def _in_order(network: Any) -> Iterator[Tensor]:
     """Every parameter once: input embeddings, layers, the rest. Names differ between releases and do not count."""
     from dropkv import attention
+    from dropkv.devices import named_weights
 
     seen: set[int] = set()
     groups = [[network.get_input_embeddings()], list(attention.layer_list(network)[2]), [network]]
+    tied = [network.get_parameter(name) for name in getattr(network, "all_tied_weights_keys", ())]
     for module in (module for group in groups for module in group):
-        for parameter in module.parameters():
+        if module is network:  # accelerate may have made a parameter of its own of what is the embeddings again
+            seen.update(map(id, tied))
+        for parameter, values in named_weights(module):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                yield parameter
+                yield values
 
 
 def _samples(tensor: Tensor) -> Tensor:

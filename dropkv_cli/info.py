@@ -67,7 +67,7 @@ def _rows(header: Header) -> list[tuple[str, str]]:
         ("size", _size(header)),
         ("stored", _stored(header)),
         *_layers(metadata.layers),
-        ("rope", _parameters(metadata.rope, "rope_type")),
+        ("rope", _rope(metadata.rope)),
         ("tokens", "stored" if "tokens" in header.tensors else "not stored"),
         ("tokenizer", f"{tokenizer.fingerprint}, template {tokenizer.template_hash}"),
         ("weights", _parameters(metadata.model.weights, "kind")),
@@ -89,6 +89,15 @@ def _parameters(values: dict[str, Any], first: str) -> str:
     rest = [f"{name}={_plain(value)}" for name, value in values.items() if name != first]
     rest = [item for item in rest if len(item) <= LONGEST]  # such as the sampled values of a fingerprint
     return ", ".join(head + rest) or "none"
+
+
+def _rope(values: dict[str, Any]) -> str:
+    """The rotary parameters, and the lengths of text they are right for where that is not every length."""
+    text = _parameters({name: value for name, value in values.items() if name != "regime"}, "rope_type")
+    regime = values.get("regime")
+    limits = [regime.get("over"), regime.get("up_to")] if isinstance(regime, dict) else []
+    whole = [limit for limit in limits if isinstance(limit, int)]
+    return f"{text}, for texts of {whole[0] + 1:,} to {whole[1]:,} tokens" if len(whole) == 2 else text
 
 
 def _plain(value: Any) -> str:

@@ -99,7 +99,8 @@ def device_options(command: Command) -> Command:
                 show_default=True,
                 metavar="DEVICE",
                 shell_complete=offer("auto", "cpu", "cuda"),
-                help="Where to compute: cpu, cuda, cuda:1; auto is a CUDA GPU if there is one.",
+                help="Where to compute: cpu, cuda, cuda:1, or several GPUs as cuda:0,cuda:1; auto is one GPU if the model fits onto it, "
+                "else all of them, and the CPU where there is none.",
             ),
             click.option(
                 "--revision",

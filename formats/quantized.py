@@ -104,19 +104,19 @@ def restore_all(
     layers: Sequence[LayerEntries],
     quantization: Quantization,
     shapes: Sequence[tuple[int, int]],
-    device: torch.device,
+    devices: Sequence[torch.device],
     dtype: torch.dtype,
 ) -> list[LayerEntries]:
     """`restore` of every layer; shapes: its d_k and d_v. On a CPU layers go side by side, since each is many small steps."""
     import torch
 
-    def one(layer: LayerEntries, shape: tuple[int, int]) -> LayerEntries:
+    def one(layer: LayerEntries, shape: tuple[int, int], device: torch.device) -> LayerEntries:
         return restore(layer, quantization, *shape, device, dtype)
 
-    if device.type != "cpu":
-        return [one(layer, shape) for layer, shape in zip(layers, shapes, strict=True)]
+    if any(device.type != "cpu" for device in devices):
+        return [one(*each) for each in zip(layers, shapes, devices, strict=True)]
     with ThreadPoolExecutor(max(1, torch.get_num_threads()), thread_name_prefix="dropkv-restore") as pool:
-        return list(pool.map(one, layers, shapes))
+        return list(pool.map(one, layers, shapes, devices))
 
 
 def restore(

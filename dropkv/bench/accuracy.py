@@ -16,6 +16,7 @@ from dropkv.bench.results import Line, Results, key_of
 from dropkv.bench.survey import Survey, survey
 from dropkv.bench.tasks import Question, Sample, Task
 from dropkv.bench.tasks import get as get_task
+from dropkv.devices import refuse_spread
 from dropkv.errors import UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
@@ -59,12 +60,14 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note)
     note is told about skipped tasks and progress. Raises UsageError for unknown names and for lengths beyond the model's context.
     """
     plan.check_methods()
+    refuse_spread(model)
     seam = Seam.of(model.tokenizer, name=model.id)
     for length in plan.lengths:
-        if length > model.max_positions - 128:
+        positions = model.regime(length).up_to
+        if length > positions - 128:
             raise UsageError(
-                f"length {length} leaves no room to answer: {model.id} has {model.max_positions} positions, "
-                f"use --lengths {model.max_positions - 128} or less"
+                f"length {length} leaves no room to answer: {model.id} has {positions} positions for it, "
+                f"use --lengths {positions - 128} or less"
             )
     for name in plan.tasks:
         try:

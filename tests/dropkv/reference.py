@@ -13,19 +13,36 @@ from dropkv.observers import Observation
 
 @dataclass
 class Recorder:
-    """The attention of every layer as it happened: q, k, v, p and a, [heads or kv_heads, tokens, ...]."""
+    """The attention of every layer as it happened: q, k, v, p and a, [heads or kv_heads, tokens, ...]. What slides, slides by position."""
 
+    positions: Tensor  # int64 [1, tokens]
     layers: list[dict[str, Tensor]] = field(default_factory=list)
 
     def __call__(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, **_: Any
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **_: Any,
     ) -> tuple[Tensor, None]:
         group = query.shape[1] // key.shape[1]
         keys, values = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        p = torch.softmax(query @ keys.transpose(2, 3) * scaling + mask, -1)
+        logits = query @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        logits = logits + attention_mask
+        if sliding_window is not None:
+            back = self.positions[0].unsqueeze(1) - self.positions[0].unsqueeze(0)
+            logits = logits.masked_fill(back >= sliding_window, -torch.inf)
+        p = torch.softmax(logits, -1)
         a = p @ values
         self.layers.append({"q": query[0], "k": key[0], "v": value[0], "p": p[0], "a": a[0]})
-        return a.transpose(1, 2), None
+        return a.transpose(1, 2).contiguous(), None
 
 
 def sequence_of(document: list[int], observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,11 +71,11 @@ def record(network: Any, document: list[int], observation: Observation) -> list[
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    recorder = Recorder()
+    ids, positions, mask = sequence_of(document, observation)
+    recorder = Recorder(positions)
     AttentionInterface.register("recorded", recorder)
     AttentionMaskInterface.register("recorded", lambda *a, **k: None)
     network.set_attn_implementation("recorded")
-    ids, positions, mask = sequence_of(document, observation)
     with torch.inference_mode():
         network(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
     network.set_attn_implementation("dropkv")

@@ -15,14 +15,27 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from dropkv import gguf_cache
 from dropkv.checkpoints import find_checkpoint
+from dropkv.compression import compress_document
+from dropkv.documents import Document
 from dropkv.downloads import weight_files
 from dropkv.errors import ModelError, UsageError
-from dropkv.models import LayerGeometry, Model, catalogue, geometry_of, load_model, refuse_unsupported, wrap_model
+from dropkv.models import (
+    LayerGeometry,
+    Model,
+    catalogue,
+    geometry_of,
+    load_model,
+    refuse_unsupported,
+    unrotated_layers,
+    wrap_model,
+)
 from dropkv.probe import probe
 from dropkv.quiet import quiet
+from dropkv.settings import CompressSettings, Sampling
 from tests import tiny
 
 
@@ -151,8 +164,10 @@ def test_damaged_folders(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"lack \d+ weights .*model\.layers\.3"):
         load_model(str(folder))
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 80}))
-    with pytest.raises(ModelError, match="m: cannot be loaded"):
+    said = r"m: model\.layers\.0\.mlp\.\w+\.weight has the shape .* in its files, its config asks for .*; download"
+    with pytest.raises(ModelError, match=said) as caught:
         load_model(str(folder))
+    assert "[64, 96]" in str(caught.value) and "[64, 80]" in str(caught.value)
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "unheard-of"}))
     with pytest.raises(ModelError, match="m: cannot be loaded"):
         load_model(str(folder))
@@ -161,6 +176,49 @@ def test_damaged_folders(tmp_path: Path) -> None:
         (folder / name).unlink()
     with pytest.raises(ModelError, match="tokenizer"):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral3"])
+def test_the_text_part_of_models_that_read_images(family: str, tmp_path: Path) -> None:
+    """Larger Gemma-3 and Mistral-3 checkpoints: loaded without their vision tower, equal to the whole on text."""
+    text = tiny.network("gemma3" if family == "gemma3" else "ministral", tie_word_embeddings=True).config
+    vision: dict[str, Any] = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    whole = CONFIG_MAPPING[family](
+        text_config=text.to_dict(),
+        vision_config=CONFIG_MAPPING["siglip_vision_model" if family == "gemma3" else "pixtral"](
+            **vision, image_size=28, patch_size=14
+        ).to_dict(),
+        **({"mm_tokens_per_image": 4} if family == "gemma3" else {}),
+    )
+    network = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(whole)](whole).eval()
+    with quiet():
+        network.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    model = load_model(str(tmp_path))
+    assert model.network.config.model_type == text.model_type
+    assert [layer.kind for layer in model.geometry] == ["sliding", "full", "sliding"]
+    ids = torch.tensor([[5, 6, 7, 8]])
+    model.network.set_attn_implementation("eager")
+    with torch.no_grad():
+        apart = (model.network(input_ids=ids).logits - network(input_ids=ids).logits).abs().max()
+    assert float(apart) < 1e-4
+    with pytest.raises(ModelError, match="it reads images or sound"):
+        wrap_model(network, tiny.tokenizer(), id="whole")
+
+
+def test_a_tokenizer_without_a_pad_token(tmp_path: Path) -> None:
+    """Nothing is ever padded, so none is asked for; nor is an end-of-text token."""
+    folder = saved(tmp_path / "m")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    kept = {name: value for name, value in settings.items() if name not in ("pad_token", "eos_token", "bos_token")}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept))
+    model = load_model(str(folder))
+    assert model.tokenizer.pad_token is None and model.tokenizer.eos_token is None
+    assert model.stop_ids == {2}
+    document = Document.of("The code is 4711, the ship is Evergreen. " * 8)
+    compressed = compress_document(model, document, CompressSettings(budget=0.5, chunk=64))
+    sampling = Sampling(max_new_tokens=3)
+    assert compressed.session().ask("What is the code?", sampling).generated_tokens == 3
 
 
 def test_an_index_that_names_missing_shards(tmp_path: Path) -> None:
@@ -191,16 +249,14 @@ def config(**fields: Any) -> Any:
         ({"model_type": "gpt_oss"}, "sinks"),
         ({"rope_parameters": None}, "no rotary position embeddings"),
         ({"alibi": True}, "no rotary position embeddings"),
-        ({"no_rope_layers": [1, 1, 0]}, "some of its layers have no rotary"),
-        ({"position_embedding_type": "nope"}, "some of its layers have no rotary"),
+        ({"position_embedding_type": "nope"}, "no rotary position embeddings"),
+        ({"model_type": "llama4_text"}, "works in chunks"),
         ({"kv_lora_rank": 512}, "latent"),
         ({"vision_config": {}}, "images"),
         ({"use_bidirectional_attention": True}, "looks ahead"),
         ({"num_kv_shared_layers": 2}, "share keys"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, r"RoPE \(longrope\) picks frequencies by the length"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, r"RoPE \(dynamic\)"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "unknown type spiral"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}, "x": {"rope_type": "default"}}}, "longrope"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "spiral"}, "x": {"rope_type": "default"}}}, "spiral"),
     ],
 )
 def test_refused_by_name_with_the_reason(fields: dict[str, Any], said: str) -> None:
@@ -209,16 +265,43 @@ def test_refused_by_name_with_the_reason(fields: dict[str, Any], said: str) -> N
     assert "use a decoder-only model" in str(caught.value)
 
 
-@pytest.mark.parametrize("regime", ["default", "linear", "yarn", "llama3"])
+@pytest.mark.parametrize(
+    ("kind", "own", "said"),
+    [
+        ("gpt_oss", {"num_local_experts": 2}, "sinks"),
+        ("granite_swa", {}, "GraniteSWAAttention changes its attention by s_aux"),
+        ("doge", {}, "DogeAttention changes its attention by an attention mask"),
+        ("deepseek_v3", {"n_routed_experts": 2, "n_group": 1, "topk_group": 1}, "latent keys and values"),
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "it has conv layers"),
+        ("qwen3_next", {"num_experts": 2}, "linear attention layers"),
+        ("gpt_neox_japanese", {}, "layer 0 has no softmax attention that dropkv can see"),
+        ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 64}, "no rotary position embeddings"),
+    ],
+)
+def test_families_that_are_refused(kind: str, own: dict[str, Any], said: str) -> None:
+    """Real networks, not made-up configs: one line with the reason."""
+    shape: dict[str, Any] = dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2)
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"this release of transformers has no {kind}")
+    with quiet():
+        config = CONFIG_MAPPING[kind](**shape, num_attention_heads=4, num_key_value_heads=4, **own)
+        network = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+        with pytest.raises(ModelError, match=said) as caught:
+            wrap_model(network, tiny.tokenizer(), id="m")
+    assert "\n" not in str(caught.value) and "use a" in str(caught.value)
+
+
+@pytest.mark.parametrize("regime", ["default", "linear", "yarn", "llama3", "longrope", "dynamic"])
 def test_served_regimes(regime: str) -> None:
     refuse_unsupported(config(rope_parameters={"rope_type": regime, "factor": 2.0}))
 
 
 def test_refused_before_the_weights_are_read(tmp_path: Path) -> None:
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    folder = saved(tmp_path / "m", rope_parameters=rope)
+    folder = saved(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "use_bidirectional_attention": True}))
     (folder / "model.safetensors").write_bytes(b"never read")
-    with pytest.raises(ModelError, match=r"llama models cannot be served: its RoPE \(dynamic\)"):
+    with pytest.raises(ModelError, match="llama models cannot be served: its attention looks ahead"):
         load_model(str(folder))
 
 
@@ -254,6 +337,28 @@ def test_the_test_run_finds_layers_without_rotation(monkeypatch: pytest.MonkeyPa
     )
     with pytest.raises(ModelError, match="tiny: layer 1 has no rotary position embeddings"):
         probe(model.network, model.geometry, "tiny")
+
+
+def test_layers_that_are_known_to_have_no_rotation() -> None:
+    """What the config says and what the layers do must agree."""
+    smollm3, cohere2 = tiny.model("smollm3"), tiny.model("cohere2")
+    assert unrotated_layers(smollm3.network.config) == {1} == unrotated_layers(cohere2.network.config)
+    assert unrotated_layers(tiny.network("llama").config) == frozenset()
+    everywhere = tiny.network("exaone4", sliding_window=None, layer_types=["full_attention"] * 3).config
+    assert unrotated_layers(everywhere) == frozenset()
+    with pytest.raises(ModelError, match="tiny: layer 1 has no rotary position embeddings"):
+        probe(smollm3.network, smollm3.geometry, "tiny")
+    with pytest.raises(ModelError, match="tiny: layer 0 rotates its keys, which its config does not say"):
+        probe(smollm3.network, smollm3.geometry, "tiny", {0, 1})
+
+
+def test_attention_in_pieces_is_refused() -> None:
+    config = CONFIG_MAPPING["diffllama"](
+        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4
+    )
+    network = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+    with pytest.raises(ModelError, match="d: layer 0 computes its attention in more than one piece"):
+        wrap_model(network, tiny.tokenizer(), id="d")
 
 
 def test_the_test_run_compares_shapes() -> None:
