@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dropkv.kernels.decode import attend_prefix_and_tail
 from dropkv.models import LayerGeometry
-from formats import LayerEntries
+from formats import LayerEntries, Quantization
+from formats.quantized import restore_all
 
 TAIL_STEP = 256  # the tail's buffers grow by at least so many tokens
 
@@ -17,13 +18,21 @@ TAIL_STEP = 256  # the tail's buffers grow by at least so many tokens
 class Prefix:
     """The compressed document: per layer the kept entries of all KV heads end to end. Never changed after it is made.
 
-    n: tokens of the original document; the first question token stands at position n.
+    n: tokens of the original document; the first question token stands at position n. quantization: how entries are to be restored, None
+    when they are there as they are; only then can a prefix be attended to.
     """
 
-    def __init__(self, layers: Sequence[LayerEntries], geometry: Sequence[LayerGeometry], n: int) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerEntries],
+        geometry: Sequence[LayerGeometry],
+        n: int,
+        quantization: Quantization | None = None,
+    ) -> None:
         self.layers = tuple(layers)
         self.geometry = tuple(geometry)
         self.n = n
+        self.quantization = quantization
         self.bounds = tuple(tuple(int(bound) for bound in layer.offsets.tolist()) for layer in layers)
 
     def emptied(self) -> Prefix:
@@ -47,8 +56,20 @@ class Prefix:
         return sum(bounds[-1] for bounds in self.bounds)
 
     def to(self, devices: torch.device | Sequence[torch.device], dtype: torch.dtype) -> Prefix:
-        """The same prefix on one device or each layer on its own, in the reader's compute dtype (widening is exact)."""
-        places = [devices] * len(self.layers) if isinstance(devices, torch.device) else devices
+        """The same prefix on one device or each layer on its own, in the reader's compute dtype (widening is exact); quantised entries are
+        restored there."""
+        places = [devices] * len(self.layers) if isinstance(devices, torch.device) else list(devices)
+        if self.quantization is not None:
+            restored = list(self.layers)
+            for device in dict.fromkeys(places):
+                own = [index for index, place in enumerate(places) if place == device]
+                shapes = [(self.geometry[index].d_k, self.geometry[index].d_v) for index in own]
+                layers = [self.layers[index] for index in own]
+                for index, layer in zip(
+                    own, restore_all(layers, self.quantization, shapes, device, dtype), strict=True
+                ):
+                    restored[index] = layer
+            return Prefix(restored, self.geometry, self.n)
 
         def move(layer: LayerEntries, device: torch.device) -> LayerEntries:
             return LayerEntries(

@@ -24,7 +24,9 @@ from dropkv.observers import Observation, observe
 from dropkv.prefill import SLICE, Prefilled, prefill
 from dropkv.prompts import Seam
 from dropkv.settings import CompressSettings, Sampling
-from formats import BudgetInfo, DocumentInfo, LayerInfo, Metadata, write_file
+from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
+from formats.quantized import describe as describe_codes
+from formats.quantized import entry_bytes, quantize
 
 QUESTION_ROOM = 320  # positions left free behind a document: a question and an answer of the default length (an eighth of short contexts)
 NOT_WANTED = "not asked for"  # why a fidelity is missing
@@ -62,7 +64,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a compression will take and give, before it is run (bytes; exact but for the header and peak_bytes)."""
+    """What a compression will take and give, before it is run.
+
+    Bytes are exact but for the header and peak_bytes, for what zstd saves, and for the last grids of quantised heads.
+    """
 
     document_tokens: int
     kept: int
@@ -105,22 +110,27 @@ class Compression:
         self._plan = plan
         self._prefilled = prefilled
 
+    @property
+    def layers(self) -> tuple[LayerEntries, ...]:
+        """The kept entries of every layer, as a file stores them: quantised ones are codes and grids."""
+        return self._prefilled.layers
+
     def save(self, path: str | Path, *, overwrite: bool = False) -> int:
         """Write the .kv file; gives its size in bytes. Raises a formats.FormatError when it exists or cannot be written."""
         import torch
 
-        tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if self._plan.settings.keep_tokens else None
-        return write_file(path, self.metadata, self._prefilled.layers, tokens, overwrite=overwrite)
+        settings = self._plan.settings
+        tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if settings.keep_tokens else None
+        return write_file(path, self.metadata, self.layers, tokens, overwrite=overwrite, zstd=settings.zstd)
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
         """The answer to a question without saving, the same as a saved file gives. Raises QuestionError."""
         return self.session().ask(question, sampling)
 
     def session(self) -> Session:
-        """Ask without saving: the same entries, in the same order, as a saved file has."""
-        return Session(
-            self.model, self._plan.seam, Prefix(self._prefilled.layers, self.model.geometry, self._plan.tokens)
-        )
+        """Ask without saving: the same entries, in the same order, as a saved file has; quantised ones restored as from the file."""
+        stored = Prefix(self.layers, self.model.geometry, self._plan.tokens, self.metadata.quantization)
+        return Session(self.model, self._plan.seam, stored.to(self.model.devices, self.model.dtype))
 
 
 def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
@@ -197,13 +207,15 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
     """Sizes before the run. Raises what `plan` raises."""
     planned = plan(model, document, settings)
     n, size = planned.tokens, model.dtype.itemsize
-    kept_entries, full_entries, kept_bytes, full_bytes, widest = 0, 0, 0, 0, 0
+    kept_entries, full_entries, kept_bytes, stored_bytes, full_bytes, widest = 0, 0, 0, 0.0, 0, 0
     for layer in model.geometry:
         own = min(n, layer.window or n) if layer.kind == "sliding" else planned.kept
         row = (layer.d_k + layer.d_v) * size
         kept_entries += own * layer.kv_heads
         full_entries += n * layer.kv_heads
         kept_bytes += own * layer.kv_heads * (row + ENTRY_OVERHEAD)
+        stored = row if settings.kv_dtype == "same" else entry_bytes(settings.kv_dtype, layer.d_k, layer.d_v)
+        stored_bytes += own * layer.kv_heads * (stored + ENTRY_OVERHEAD)
         full_bytes += n * layer.kv_heads * row
         widest = max(widest, n * layer.kv_heads * row)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
@@ -217,7 +229,7 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
         planned.kept,
         kept_entries,
         full_entries,
-        kept_bytes + tokens,
+        round(stored_bytes) + tokens,
         full_bytes,
         expected_peak(model.device, weights) + widest + kept_bytes + 4 * hidden + max(_slice_bytes(model), 3 * logits),
         planned.truncated_from,
@@ -256,6 +268,10 @@ def compress_document(
         progress=report_layers,
         held=planned.held,
     )
+    quantization = None
+    if settings.kv_dtype != "same":
+        quantization = describe_codes(settings.kv_dtype, [layer.offsets.tolist() for layer in prefilled.layers])
+        prefilled = replace(prefilled, layers=tuple(quantize(layer, quantization) for layer in prefilled.layers))
     size = model.dtype.itemsize
     report = Report(
         document_tokens=planned.tokens,
@@ -271,7 +287,7 @@ def compress_document(
         document_tokens_before_truncation=planned.truncated_from,
         fidelity_missing=NO_PASSAGE if settings.fidelity else NOT_WANTED,
     )
-    made = Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled), report)
+    made = Compression(model, planned, prefilled, _metadata(model, document, planned, prefilled, quantization), report)
     if planned.held is not None and prefilled.predictions is not None:
         started = time.perf_counter()
         fidelity = _fidelity(made, planned.held, prefilled.predictions)
@@ -295,7 +311,9 @@ def _fidelity(made: Compression, held: HeldOut, full: Predictions) -> dict[str, 
     return compare(held, full, pruned, alone)
 
 
-def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefilled) -> Metadata:
+def _metadata(
+    model: Model, document: Document, planned: Plan, prefilled: Prefilled, quantization: Quantization | None
+) -> Metadata:
     method, settings = planned.method, planned.settings
     identity, tokenizer = describe(model, planned.seam)
     layers = tuple(
@@ -331,4 +349,5 @@ def _metadata(model: Model, document: Document, planned: Plan, prefilled: Prefil
         dtype=str(model.dtype).removeprefix("torch."),
         rope=model.regime(planned.tokens).described(model.rope),
         fidelity=None,
+        quantization=quantization,
     )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from dropkv.errors import ModelError
+from dropkv.hub.client import calm, unreachable
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 WANTED_FILES = ["*.safetensors", *SMALL_FILES]
@@ -62,13 +61,13 @@ def fetch_model(
         if check is not None:
             check(folder)
         return folder
-    with _calm():
+    with calm():
         try:
             folder = _download(repository, revision, check, WANTED_FILES if weights else SMALL_FILES)
         except ModelError:
             raise
         except Exception as error:  # the Hub's client lets its HTTP library's own errors through
-            folder = cached_snapshot(repository, revision or "main") if _unreachable(error) else None
+            folder = cached_snapshot(repository, revision or "main") if unreachable(error) else None
             if folder is None:
                 raise ModelError(_explain(error, repository, revision, hint)) from error
     if weights and not weight_files(folder):
@@ -90,15 +89,6 @@ def _download(repository: str, revision: str | None, check: Callable[[Path], Non
     return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED_FILES))
 
 
-def _unreachable(error: Exception) -> bool:
-    from huggingface_hub import errors as hub
-
-    return isinstance(error, hub.LocalEntryNotFoundError | hub.OfflineModeIsEnabled | ConnectionError) or (
-        getattr(error, "response", None) is None
-        and type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore")
-    )
-
-
 def _explain(error: Exception, repository: str, revision: str | None, hint: str) -> str:
     """One line for whatever the Hub's client raised."""
     from huggingface_hub import errors as hub
@@ -117,7 +107,7 @@ def _explain(error: Exception, repository: str, revision: str | None, hint: str)
             f"{repository}: no such model on the Hub and no such folder here{hint}; "
             f"check the spelling, or run `hf auth login` if it is private"
         )
-    elif _unreachable(error):
+    elif unreachable(error):
         line = (
             f"{repository}: not downloaded yet, and the Hub cannot be reached; connect to the network "
             f"once, or use --model smollm2-135m, which needs none"
@@ -142,23 +132,3 @@ def _explain(error: Exception, repository: str, revision: str | None, hint: str)
             f"HF_HOME to a folder with room"
         )
     return line
-
-
-@contextmanager
-def _calm() -> Iterator[None]:
-    """The Hub's client without its log, and with progress bars on terminals only."""
-    import logging
-
-    from huggingface_hub.utils.logging import get_verbosity, set_verbosity
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    verbosity, silence = get_verbosity(), not sys.stderr.isatty() and not are_progress_bars_disabled()
-    set_verbosity(logging.CRITICAL)
-    if silence:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        set_verbosity(verbosity)
-        if silence:
-            enable_progress_bars()

@@ -36,3 +36,7 @@ class IdentityError(DropkvError):
 
 class QuestionError(DropkvError):
     """A question that cannot be asked: empty, or longer than what fits behind the document."""
+
+
+class HubError(DropkvError):
+    """The Hub cannot be reached, refuses, does not have what was asked for, or sends something else."""

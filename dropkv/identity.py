@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,8 @@ import xxhash
 from dropkv.digests import digest_json
 from dropkv.errors import IdentityError
 from dropkv.weights import weights_agree, weights_fingerprint
-from formats.errors import printable, show_path
+from formats import Place
+from formats.errors import printable, show_place
 
 if TYPE_CHECKING:
     from dropkv.models import Model
@@ -105,7 +105,7 @@ def check(
     seam: Seam,
     *,
     allow_mismatch: bool = False,
-    path: str | os.PathLike[str] | None = None,
+    path: Place | None = None,
 ) -> None:
     """Raise IdentityError when the file was made with something else; `allow_mismatch` lets all but another structure
     pass. path: the file's, for the message.
@@ -122,7 +122,7 @@ def check(
     fix = f"give the model it was made with, {made_with}, by --model"
     if not fatal:
         fix += ", or accept wrong answers with --allow-mismatch"
-    where = "" if path is None else f"{show_path(path)}: "
+    where = "" if path is None else f"{show_place(path)}: "
     raise IdentityError(
         f"{where}made with {_noun(first.what)}: {first.in_file} in the file, {first.in_model} in {model.id}{more}; {fix}"
     )

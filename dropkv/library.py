@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Unpack, overload
 
 from torch import Tensor
@@ -18,13 +17,14 @@ from dropkv.devices import wait_for
 from dropkv.documents import Document
 from dropkv.errors import IdentityError, ModelError, UsageError
 from dropkv.generate import Answer, Chat, Session, Stream
+from dropkv.hub.fetch import parts, whole
 from dropkv.identity import check
 from dropkv.models import Model, load_model
 from dropkv.prompts import Seam
 from dropkv.settings import CompressOptions, CompressSettings, Sampling
 from dropkv.shrinking import chooser, shrink_prefix
-from formats import Contents, Header, Metadata, read_file
-from formats.errors import printable, show_path
+from formats import Contents, Header, Metadata, Place, read_file
+from formats.errors import printable, show_place
 
 
 def compress(
@@ -143,7 +143,7 @@ def _by_head(rows: Tensor, kv_heads: int) -> Tensor:
 
 
 def load(
-    path: str | Path,
+    path: Place,
     *,
     model: str | Model | None = None,
     revision: str | None = None,
@@ -152,7 +152,7 @@ def load(
     allow_mismatch: bool = False,
     budget: float | int | None = None,
 ) -> KVFile:
-    """Open a .kv file for questions, as `dropkv query` does.
+    """Open a .kv file for questions, as `dropkv query` does; path: a file, or an address of the Hub (hf://...).
 
     budget: a smaller one than the file's own, as `shrink` would store it; only its entries are read, and what covers them checked.
     model: a loaded model, a name, or None for the one the file names. Every byte of the file is checked before the model is
@@ -169,7 +169,7 @@ def load(
 class OpenedFile:
     """A file read and checked, not yet met by a model; seconds: what that took."""
 
-    path: str | Path
+    path: Place
     contents: Contents
     seconds: float
 
@@ -184,26 +184,29 @@ class OpenedFile:
         seam = Seam.of(model.tokenizer, system=tokenizer.system, arguments=tokenizer.template_arguments, name=model.id)
         check(metadata, model, seam, allow_mismatch=allow_mismatch, path=self.path)
         shapes = [(g.kind, g.query_heads, g.kv_heads, g.d_k, g.d_v, g.window) for g in model.geometry]
-        stored = [(i.kind, i.query_heads, i.kv_heads, i.d_k, i.d_v, i.window) for i in metadata.layers]
-        if shapes != stored:
+        wanted = [(i.kind, i.query_heads, i.kv_heads, i.d_k, i.d_v, i.window) for i in metadata.layers]
+        if shapes != wanted:
             raise IdentityError(
-                f"{show_path(self.path)}: its layers have other shapes than those of {model.id}: "
+                f"{show_place(self.path)}: its layers have other shapes than those of {model.id}: "
                 f"use the model it was made with, {printable(metadata.model.id, 80)}"
             )
         started = time.perf_counter()
-        prefix = Prefix(self.contents.layers, model.geometry, metadata.document.tokens).to(model.devices, model.dtype)
+        stored = Prefix(self.contents.layers, model.geometry, metadata.document.tokens, metadata.quantization)
+        prefix = stored.to(model.devices, model.dtype)
         wait_for(model.devices)
         return KVFile(Session(model, seam, prefix), metadata, self.seconds + time.perf_counter() - started)
 
 
-def open_file(path: str | Path, *, budget: float | int | None = None) -> OpenedFile:
-    """Read a .kv file whole and check every byte, or what a smaller budget keeps; no model is needed.
+def open_file(path: Place, *, budget: float | int | None = None) -> OpenedFile:
+    """Read a .kv file whole and check every byte, or what a smaller budget keeps, of a file of the Hub too; no model is needed.
 
-    Raises formats.FormatError; with a budget also what `shrinking.smaller_budget` raises.
+    Raises formats.FormatError, HubError for a file of the Hub; with a budget also what `shrinking.smaller_budget` raises.
     """
     started = time.perf_counter()
-    contents = read_file(path, choose=None if budget is None else chooser(budget, show_path(path)))
-    return OpenedFile(path, contents, time.perf_counter() - started)
+    choose = None if budget is None else chooser(budget, show_place(path))
+    place = (whole if budget is None else parts)(path) if isinstance(path, str) else path
+    contents = read_file(place, choose=choose)
+    return OpenedFile(place, contents, time.perf_counter() - started)
 
 
 def load_for(

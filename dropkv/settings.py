@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from dropkv.errors import BudgetError, UsageError
+from formats import codecs
+from formats.grids import KINDS
 
 OBSERVERS = ("replay", "tail", "question:TEXT", "questions:FILE")
+KV_DTYPES = ("same", *KINDS)
+ZSTD_LEVELS = codecs.LEVELS
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class CompressSettings:
     head-adaptive rule gives to every head alike, None = the method's own.
     keep_tokens: store the document's token ids in the file. truncate: cut a document that does not fit instead of refusing it.
     fidelity: measure what the kept entries change in the model's predictions.
+    kv_dtype: how entries are kept: same, as they were computed; fp8, int8 or int4, quantised (formats/quantized.py). zstd: the level at which
+    the file is compressed, None for not at all.
     Raises BudgetError or UsageError.
     """
 
@@ -37,9 +43,16 @@ class CompressSettings:
     truncate: bool = False
     fidelity: bool = True
     seed: int = 0
+    kv_dtype: str = "same"
+    zstd: int | None = None
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
+        if self.kv_dtype not in KV_DTYPES:
+            raise UsageError(f"unknown kv-dtype {self.kv_dtype!r}: use one of {', '.join(KV_DTYPES)}")
+        low, high = ZSTD_LEVELS
+        if self.zstd is not None and (type(self.zstd) is not int or not low <= self.zstd <= high):
+            raise UsageError(f"zstd level {self.zstd!r} is out of range: use a whole number from {low} to {high}")
         kind, _, rest = self.observe.partition(":")
         if self.observe not in ("replay", "tail") and not (kind in ("question", "questions") and rest.strip()):
             raise UsageError(f"unknown observer {self.observe!r}: use one of {', '.join(OBSERVERS)}")
@@ -70,6 +83,8 @@ class CompressOptions(TypedDict, total=False):
     truncate: bool
     fidelity: bool
     seed: int
+    kv_dtype: str
+    zstd: int | None
 
 
 @dataclass(frozen=True)

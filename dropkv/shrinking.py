@@ -13,26 +13,28 @@ from dropkv._version import __version__
 from dropkv.budgets import check_forced, forced_positions, kept_count
 from dropkv.cache import Prefix
 from dropkv.errors import BudgetError, DropkvError
+from dropkv.hub.fetch import parts
 from dropkv.settings import check_budget
-from formats import BudgetInfo, LayerEntries, Metadata, ShrinkReport, shrink_file
+from formats import BudgetInfo, LayerEntries, Metadata, Place, ShrinkReport, shrink_file
 from formats.entries import INDEX_FIELDS, IndexPart
-from formats.errors import printable, show_path
+from formats.errors import printable, show_place
 from formats.smaller import Rows, cut
 
 
 def shrink(
-    path: str | Path, budget: float | int, output: str | Path, *, overwrite: bool = False, threads: int = 4
+    path: Place, budget: float | int, output: str | Path, *, overwrite: bool = False, threads: int | None = None
 ) -> ShrinkReport:
     """Write to `output` the file that `compress` would have made at a smaller budget (a float in (0, 1] or an int, as there).
 
-    The entries are the same ones in the same order, bit for bit; `fidelity`, which was measured with more of them, is left
-    out. `output` may be `path` itself when `overwrite` is set. Raises what `smaller_budget` raises, and formats.FormatError for a
-    file that is damaged and for one that exists or cannot be written.
+    path: a file, or an address of the Hub (hf://...), of which only what is needed is fetched. The entries are the same ones in
+    the same order, bit for bit; `fidelity`, which was measured with more of them, is left out. `output` may be `path` itself when
+    `overwrite` is set. Raises what `smaller_budget` raises, and formats.FormatError for a file that is damaged and for one that
+    exists or cannot be written, HubError.
     """
     return shrink_file(
-        path,
+        parts(path) if isinstance(path, str) else path,
         output,
-        chooser(budget, show_path(path)),
+        chooser(budget, show_place(path)),
         writer=f"dropkv {__version__}",
         overwrite=overwrite,
         threads=threads,

@@ -16,7 +16,7 @@ from dropkv_cli.shells import complete_files
 from dropkv_cli.variables import blamed, give_variables
 
 PROGRAM = "dropkv"
-VERBS = ("compress", "query", "info", "verify", "shrink", "models", "bench", "completion")
+VERBS = ("compress", "query", "info", "verify", "shrink", "models", "push", "pull", "bench", "completion")
 
 
 class Verbs(click.Group):

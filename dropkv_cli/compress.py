@@ -11,7 +11,7 @@ import click
 
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
-from dropkv.settings import CompressSettings
+from dropkv.settings import KV_DTYPES, CompressSettings
 from dropkv_cli.endings import failure
 from dropkv_cli.fidelity import fidelity_lines
 from dropkv_cli.options import (
@@ -24,6 +24,7 @@ from dropkv_cli.options import (
     json_option,
     model_aliases,
     seed,
+    zstd_level,
 )
 from dropkv_cli.output import compared, complain, json_line, say, size
 from dropkv_cli.progress import progress_bar, waiting
@@ -132,6 +133,23 @@ class Job:
     help="Document tokens that one replay repeats with --observe replay.",
 )
 @device_options
+@click.option(
+    "--kv-dtype",
+    default=DEFAULTS.kv_dtype,
+    show_default=True,
+    metavar="TYPE",
+    shell_complete=offer(*KV_DTYPES),
+    help="How entries are stored: same, as they were computed; int8, half of 16 bits and nearly as exact; int4, a third, which costs accuracy; "
+    "fp8, as large as int8 and less exact.",
+)
+@click.option(
+    "--zstd",
+    type=zstd_level,
+    default=None,
+    show_default="no compression",
+    metavar="LEVEL",
+    help="Compress the file without loss, 1 (fast) to 22 (small); 3 is a good start.",
+)
 @flag("--no-tokens", help="Leave the document's token ids out of the file.")
 @flag("--truncate", help="Cut a document that does not fit the model's context instead of refusing it.")
 @flag("--no-fidelity", help="Do not measure how much the file changes what the model predicts of the document.")
@@ -362,11 +380,12 @@ def _print_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> 
             }
         )
         return
+    before = "" if job.settings.zstd is None else " before --zstd"
     say(f"{target.shown}: nothing written (--dry-run)")
     _say_cut(sizes)
     say(_sizes(sizes.document_tokens, sizes.kept, sizes.kept_entries, sizes.full_entries))
     say(
-        f"  about {size(sizes.file_bytes)} on disk, the full cache is {size(sizes.full_cache_bytes)}; "
+        f"  about {size(sizes.file_bytes)} on disk{before}, the full cache is {size(sizes.full_cache_bytes)}; "
         f"about {size(sizes.peak_bytes)} of memory needed{_there_is(available_memory(model.device), sizes.peak_bytes)}"
     )
 
@@ -406,4 +425,6 @@ def _about(model: Model, target: Target, job: Job) -> dict[str, Any]:
         "method": job.settings.method,
         "observer": job.settings.observe,
         "budget": job.settings.budget,
+        "kv_dtype": job.settings.kv_dtype,
+        "zstd": job.settings.zstd,
     }

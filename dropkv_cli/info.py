@@ -7,11 +7,15 @@ from typing import Any
 
 import click
 
+from dropkv.hub.client import Hub
+from dropkv.hub.fetch import parts
 from dropkv_cli.fidelity import fidelity_lines
 from dropkv_cli.options import json_option, refuse_pipe
-from dropkv_cli.output import compared, json_line, pairs, result, size
+from dropkv_cli.output import compared, json_line, pairs, result, say, size
 from formats import Header, LayerInfo, Metadata, read_header
+from formats.entries import ENTRY_FIELDS
 from formats.errors import printable
+from formats.grids import SCALE_FIELDS
 from formats.layout import ITEM_BYTES
 
 LONGEST = 100  # characters of one value; --json has all of it
@@ -21,9 +25,9 @@ LONGEST = 100  # characters of one value; --json has all of it
 @click.argument("file", metavar="FILE")
 @json_option
 def command(file: str, as_json: bool) -> None:
-    """Show what a .kv file holds. Reads the header only: no model, no waiting."""
+    """Show what a .kv file holds. Reads the header only, also of a file on the Hub: no model, no waiting."""
     refuse_pipe(file)
-    header = read_header(file)
+    header = read_header(parts(file, Hub(note=say)))
     if as_json:
         json_line(
             {
@@ -32,6 +36,8 @@ def command(file: str, as_json: bool) -> None:
                 "format_version": header.format_version,
                 "oldest_reader": header.oldest_reader,
                 **header.metadata.to_json(),
+                "zstd": header.zstd,
+                "stored": _stored_bytes(header),
             }
         )
     else:
@@ -59,6 +65,7 @@ def _rows(header: Header) -> list[tuple[str, str]]:
         ("kept", _kept(metadata)),
         *zip(("fidelity", ""), fidelity_lines(metadata.fidelity), strict=False),
         ("size", _size(header)),
+        ("stored", _stored(header)),
         *_layers(metadata.layers),
         ("rope", _rope(metadata.rope)),
         ("tokens", "stored" if "tokens" in header.tensors else "not stored"),
@@ -122,7 +129,36 @@ def _size(header: Header) -> str:
     item = ITEM_BYTES[metadata.dtype]
     full = sum(layer.kv_heads * metadata.document.tokens * (layer.d_k + layer.d_v) * item for layer in metadata.layers)
     ratio = compared(header.file_bytes, full)
-    return f"{size(header.file_bytes)} as {metadata.dtype}, the full cache is {size(full)}: {ratio}"
+    kind = metadata.dtype if metadata.quantization is None else metadata.quantization.kind
+    return f"{size(header.file_bytes)} as {kind}, the full cache is {size(full)} as {metadata.dtype}: {ratio}"
+
+
+def _stored(header: Header) -> str:
+    """How keys and values stand in the file, and what of it is compressed."""
+    quantization = header.metadata.quantization
+    if quantization is None:
+        types = f"{header.metadata.dtype}, as it was computed"
+    else:
+        types = (
+            f"{quantization.kind} from {header.metadata.dtype}, keys on a grid for {quantization.key_group} entries of a "
+            f"channel, values on one for {quantization.value_group} channels of an entry"
+        )
+    if header.zstd is None:
+        return f"{types}; not compressed"
+    parts = _stored_bytes(header)
+    packed = sum(info.codec != "raw" for info in header.tensors.values())
+    saved = ", ".join(f"{name} {size(part['stored'])} of {size(part['raw'])}" for name, part in parts.items())
+    return f"{types}; zstd level {header.zstd} in {packed} of {len(header.tensors)} tensors: {saved}"
+
+
+def _stored_bytes(header: Header) -> dict[str, dict[str, int]]:
+    """Bytes of keys, values, grids and everything else: as tensors, and as they stand in the file."""
+    parts = {name: {"raw": 0, "stored": 0} for name in ("keys", "values", "grids", "index")}
+    for info in header.tensors.values():
+        part = "grids" if info.field in SCALE_FIELDS else info.field if info.field in ENTRY_FIELDS else "index"
+        parts[part]["raw"] += info.size
+        parts[part]["stored"] += info.stop - info.start
+    return {name: part for name, part in parts.items() if part["raw"] or name != "grids"}
 
 
 def _layers(layers: tuple[LayerInfo, ...]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from dropkv.errors import BudgetError, UsageError
-from dropkv.settings import check_budget
+from dropkv.settings import ZSTD_LEVELS, check_budget
 from dropkv_cli.shells import offer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -41,6 +41,15 @@ def seed(text: object) -> int:
     digits = str(text).strip()
     if not re.fullmatch(r"[0-9]{1,18}", digits):
         raise UsageError(f"seed {digits!r} is no seed: use a whole number from 0 on")
+    return int(digits)
+
+
+def zstd_level(text: object) -> int:
+    """A level as written; CompressSettings knows the range. Raises UsageError for what is no whole number."""
+    digits = str(text).strip()
+    if not re.fullmatch(r"[+-]?[0-9]{1,9}", digits):
+        low, high = ZSTD_LEVELS
+        raise UsageError(f"zstd level {digits!r} is no number: use a whole number from {low} to {high}")
     return int(digits)
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from dropkv.errors import QuestionError, UsageError
+from dropkv.hub.client import Hub
+from dropkv.hub.fetch import parts, whole
 from dropkv.settings import Sampling
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
@@ -17,7 +19,7 @@ from dropkv_cli.options import seed as seed_number
 from dropkv_cli.output import complain, harmless, json_line, one_line, say, size
 from dropkv_cli.progress import waiting
 from dropkv_cli.shells import offer
-from formats import Header, read_header
+from formats import Header, Place, read_header
 from formats.errors import show_path
 
 if TYPE_CHECKING:
@@ -136,9 +138,10 @@ def command(
         raise UsageError("no question: give one in quotes after the file, or read them from standard input with -f -")
     if resume is not None:
         _check_readable(resume)
-    header = read_header(file)  # what is no KV file is refused before torch is imported
+    place = (whole if budget is None else parts)(file, Hub(note=say))
+    header = read_header(place)  # what is no KV file is refused before torch is imported
     _report(bad, as_json)
-    kv, model_seconds = _open(file, header, budget, model, revision, dtype, device, allow_mismatch)
+    kv, model_seconds = _open(place, header, budget, model, revision, dtype, device, allow_mismatch)
     if not as_json:
         _announce(file, header, kv, model_seconds)
 
@@ -222,7 +225,7 @@ def _report(bad: list[tuple[str, str]], as_json: bool) -> None:
 
 
 def _open(
-    file: str,
+    file: Place,
     header: Header,
     budget: float | int | None,
     model: str | None,

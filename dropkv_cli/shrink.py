@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dropkv.errors import DropkvError, UsageError
+from dropkv.hub.client import Hub
+from dropkv.hub.fetch import parts
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import flag, json_option, refuse_pipe
 from dropkv_cli.output import compared, complain, json_line, say, size
@@ -71,11 +73,12 @@ def _one(target: Target, output: str, budget: float | int, force: bool, as_json:
     assert target.path is not None
     check_path(target.path, force=force, new_folder=output.endswith(os.sep))
     started = time.perf_counter()
-    read_header(target.document)  # what is no KV file is refused before torch is imported, and before a folder is made
+    place = parts(target.document, Hub(note=say))
+    read_header(place)  # what is no KV file is refused before torch is imported, and before a folder is made
     from dropkv.shrinking import shrink
 
     make_folder(output)
-    report = shrink(target.document, budget, target.path, overwrite=force)
+    report = shrink(place, budget, target.path, overwrite=force)
     _print(target, report, time.perf_counter() - started, as_json)
 
 

@@ -14,7 +14,9 @@ import click
 
 PREFIX = "DROPKV_"
 # What a single run is about, and switches that give up a safeguard or publish something, are written where they are meant.
-NEVER = frozenset({"output", "questions-file", "resume", "dry-run", "force", "allow-mismatch", "public", "token"})
+NEVER = frozenset(
+    {"output", "questions-file", "resume", "dry-run", "force", "allow-mismatch", "public", "token", "name"}
+)
 BENCH = frozenset({"dtype", "device"})  # figures must not depend on settings that no plan and no command line shows
 
 

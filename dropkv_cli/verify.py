@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dropkv.hub.client import Hub
+from dropkv.hub.fetch import whole
 from dropkv_cli.options import device_options, json_option, refuse_pipe
-from dropkv_cli.output import json_line, result, size
+from dropkv_cli.output import json_line, result, say, size
 from dropkv_cli.progress import waiting
 from formats import verify_file
 from formats.errors import show_path
@@ -33,7 +35,7 @@ def command(file: str, model: str | None, dtype: str, device: str, revision: str
     Prints one line that starts with "ok", or says which byte range is damaged and exits with 1.
     """
     refuse_pipe(file)
-    report = verify_file(file)
+    report = verify_file(whole(file, Hub(note=say)))
     if model is not None:
         _check_identity(file, report.header.metadata, model, dtype, device, revision)
     if as_json:

@@ -1,4 +1,4 @@
-"""The KV file (.kv), version 1; FORMAT.md beside this file is its specification.
+"""The KV file (.kv), versions 1 and 2; FORMAT.md beside this file is its specification.
 
 Knows tensors and bytes, no model. Importing it, and reading a header, imports neither torch nor numpy.
 """
@@ -16,9 +16,18 @@ from formats.errors import (
 )
 from formats.header import FORMAT_VERSION, Header
 from formats.layout import TensorInfo
-from formats.metadata import BudgetInfo, DocumentInfo, LayerInfo, Metadata, ModelIdentity, TokenizerIdentity
+from formats.metadata import (
+    BudgetInfo,
+    DocumentInfo,
+    LayerInfo,
+    Metadata,
+    ModelIdentity,
+    Quantization,
+    TokenizerIdentity,
+)
 from formats.reader import Contents, read_file, read_header
-from formats.shrinking import ShrinkReport, shrink_file
+from formats.shrinking import ShrinkReport, copy_without_tokens, shrink_file
+from formats.source import Place, Source, open_source
 from formats.temporary import check_target
 from formats.writer import write_file
 
@@ -36,7 +45,10 @@ __all__ = [
     "Metadata",
     "ModelIdentity",
     "NotAKVFile",
+    "Place",
+    "Quantization",
     "ShrinkReport",
+    "Source",
     "TensorInfo",
     "TokenizerIdentity",
     "UnreadableFile",
@@ -44,6 +56,8 @@ __all__ = [
     "VerifyReport",
     "WriteFailed",
     "check_target",
+    "copy_without_tokens",
+    "open_source",
     "read_file",
     "read_header",
     "shrink_file",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from formats import header as headers
 from formats.blocks import read_blocks, run_all
+from formats.entries import STORED_FIELDS
 from formats.errors import naming
 from formats.hashing import run_bytes, spans
 from formats.header import Header
 from formats.layout import TensorInfo
 from formats.reader import read_index
-from formats.source import Source, open_source
+from formats.source import Place, Source, open_source
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class VerifyReport:
     data_bytes: int
 
 
-def verify_file(path: str | os.PathLike[str], *, threads: int = 4) -> VerifyReport:
-    """Check header, structure, every hash and every index tensor; a file that passes is one that read_file accepts.
+def verify_file(path: Place, *, threads: int = 4) -> VerifyReport:
+    """Check header, structure, every hash, index tensor, code and grid; a file that passes is one that read_file accepts.
 
     Raises what read_file raises. Memory: the index tensors and `threads` buffers of at most 4 MiB.
     """
@@ -43,7 +43,7 @@ def verify_file(path: str | os.PathLike[str], *, threads: int = 4) -> VerifyRepo
 
 def _runs(header: Header, infos: list[TensorInfo]) -> Iterator[tuple[TensorInfo, int, int]]:
     for info in infos:
-        if info.name.endswith((".keys", ".values")):
+        if info.field in STORED_FIELDS:
             for low, high in spans(0, info.size, run_bytes(header.block_bytes)):
                 yield info, low, high
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from formats.grids import SCALE_FIELDS
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -13,11 +15,16 @@ if TYPE_CHECKING:
 
 INDEX_FIELDS = ("offsets", "positions", "admit", "scores")
 ENTRY_FIELDS = ("keys", "values")
+STORED_FIELDS = (*SCALE_FIELDS, *ENTRY_FIELDS)  # where the bytes are
 
 
 @dataclass(frozen=True, eq=False)
 class LayerEntries:
     """The entries of all KV heads of a layer, end to end: those of head h are offsets[h] to offsets[h+1].
+
+    Of quantised entries keys and values are the codes, [entries, stored width], and four more tensors bfloat16 are the
+    grids: key_scales and key_zeros [groups, d_k], value_scales and value_zeros [entries, groups of channels]; kinds
+    without zeros have none. formats/quantized.py makes and restores them.
 
     keys [entries, d_k] and values [entries, d_v] in the stored dtype, keys as the model rotated them;
     offsets int32 [kv_heads+1]; positions int32 [entries], token positions in the document; admit int32 [entries],
@@ -30,6 +37,10 @@ class LayerEntries:
     positions: Tensor
     admit: Tensor
     scores: Tensor
+    key_scales: Tensor | None = None
+    key_zeros: Tensor | None = None
+    value_scales: Tensor | None = None
+    value_zeros: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

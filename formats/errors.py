@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 MAKE_AGAIN = "download it again, or make it again with `dropkv compress`"
 
@@ -74,11 +75,23 @@ def printable(text: str, limit: int = 4096) -> str:
     return shown if len(shown) <= limit else shown[:limit] + "..."
 
 
+class Named(Protocol):
+    """Anything that has a name for messages, such as a file that is no path of this machine."""
+
+    @property
+    def shown(self) -> str: ...
+
+
+def show_place(place: str | os.PathLike[str] | Named) -> str:
+    """The name of a file for messages, wherever it is."""
+    return show_path(place) if isinstance(place, str | os.PathLike) else place.shown
+
+
 @contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming(path: str | os.PathLike[str] | Named) -> Iterator[None]:
     """Put the file's name into every FormatError that leaves the block without one."""
     try:
         yield
     except FormatError as error:
-        error.path = error.path or show_path(path)
+        error.path = error.path or show_place(path)
         raise

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from formats import layout, sniff
+from formats import codecs, layout, sniff
 from formats.errors import CorruptFile, UnsupportedVersion, WriteFailed
 from formats.fields import Fields, is_hex
 from formats.hashing import DIGITS, digest
@@ -21,11 +21,11 @@ from formats.layout import TensorInfo
 from formats.metadata import Metadata
 from formats.source import Source
 
-FORMAT_VERSION = 1
-OLDEST_READER = 1
+FORMAT_VERSION = 2  # the newest that is read; a file says the oldest that has all it needs
+PLAIN, CODED = 1, 2  # entries as they are; quantised or compressed ones
 
 BEFORE = ("format_version", "oldest_reader")
-AFTER = ("quantization", "block_bytes", "tensors")
+ROW = ("codec", "sizes", "blocks")
 HASH_KEY = ',"hash":"'
 
 # JSON values a header may hold: some, and one for so many characters. Parsed, a value takes up to 100 times its text.
@@ -36,35 +36,43 @@ STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"')
 
 @dataclass(frozen=True)
 class Header:
-    """A checked header; `data_start` is the file byte where the tensors begin."""
+    """A checked header; `data_start` is the file byte where the tensors begin, `zstd` the level of compressed tensors."""
 
     metadata: Metadata
     tensors: dict[str, TensorInfo]
     file_bytes: int
     data_start: int
     block_bytes: int
-    format_version: int = FORMAT_VERSION
-    oldest_reader: int = OLDEST_READER
+    format_version: int = PLAIN
+    oldest_reader: int = PLAIN
+    zstd: int | None = None
 
 
 def build(
-    metadata: Metadata, tensors: Sequence[TensorInfo], hashes: Mapping[str, Sequence[str]] | None, block_bytes: int
+    metadata: Metadata,
+    tensors: Sequence[TensorInfo],
+    hashes: Mapping[str, Sequence[str]] | None,
+    block_bytes: int,
+    zstd: int | None = None,
 ) -> bytes:
     """The first bytes of the file: header length, JSON, padding to a multiple of 8.
 
-    Without hashes the same number of bytes, for the place where the tensors begin.
+    zstd: the level of those tensors that have this codec. Without hashes the same number of bytes, for the place where
+    the tensors begin.
     """
     rows: dict[str, object] = {}
     for info in tensors:
         count = layout.block_count(info.size, block_bytes)
         blocks = ["0" * DIGITS] * count if hashes is None else list(hashes[info.name])
-        rows[info.name] = {"codec": info.codec, "sizes": None, "blocks": blocks}
+        row = {"codec": info.codec, "sizes": None if info.sizes is None else list(info.sizes), "blocks": blocks}
+        rows[info.name] = row if info.sizes is None else row | {"stored": list(info.stored)}
+    version = _version_needed(metadata, tensors)
     about = {
-        "format_version": FORMAT_VERSION,
-        "oldest_reader": OLDEST_READER,
+        "format_version": version,
+        "oldest_reader": version,
         **metadata.to_json(),
-        "quantization": None,
         "block_bytes": block_bytes,
+        **({} if version == PLAIN else {"zstd": zstd}),
         "tensors": rows,
     }
     table = {info.name: info.table_entry() for info in tensors}
@@ -79,6 +87,11 @@ def build(
             fix="store less in the metadata",
         )
     return len(text).to_bytes(8, "little") + text
+
+
+def _version_needed(metadata: Metadata, tensors: Iterable[TensorInfo]) -> int:
+    coded = metadata.quantization is not None or any(info.codec != "raw" for info in tensors)
+    return CODED if coded else PLAIN
 
 
 def spell(value: object) -> str:
@@ -119,9 +132,12 @@ def check(text: str, file_bytes: int) -> Header:
         raise CorruptFile(
             "is not in the one spelling of this format (key order, blanks, repeated keys)", where="header"
         )
-    metadata, rows, block_bytes = _content(about, version, body)
-    tensors = _tensors(metadata, rows, outer, block_bytes)
-    header = Header(metadata, tensors, file_bytes, 8 + len(text), block_bytes, version, oldest)
+    metadata, rest = _content(about, version, oldest, body)
+    tensors = _tensors(metadata, rest["tensors"], outer, rest["block_bytes"])
+    header = Header(
+        metadata, tensors, file_bytes, 8 + len(text), rest["block_bytes"], version, oldest, rest.get("zstd")
+    )
+    _check_version(header)
     _check_size(header)
     return header
 
@@ -206,31 +222,35 @@ def _versions(about: Mapping[str, Any]) -> tuple[int, int]:
     return version, oldest
 
 
-def _content(about: dict[str, Any], version: int, body: str) -> tuple[Metadata, dict[str, Any], int]:
-    """Metadata, rows of the tensors and block size; a newer writer may have added top-level keys, which are skipped."""
+def _content(about: dict[str, Any], version: int, oldest: int, body: str) -> tuple[Metadata, dict[str, Any]]:
+    """Metadata, and the keys after it: block size, zstd level, rows of the tensors.
+
+    A newer writer may have added top-level keys, which are skipped.
+    """
     own = Metadata.keys()
-    known = [*BEFORE, *own, *AFTER]
+    after = ["block_bytes", "tensors"] if oldest < CODED else ["block_bytes", "zstd", "tensors"]
+    known = [*BEFORE, *own, *after]
     if version > FORMAT_VERSION:
         about = {key: value for key, value in about.items() if key in known}
         body = spell(about)[:-1]
     try:
         get = Fields(about, "", known)
-        if about["quantization"] is not None:
-            raise UnsupportedVersion("holds quantised entries, which a newer reader than version 1 reads")
         block_bytes = get.whole("block_bytes", layout.MIN_BLOCK_BYTES, layout.MAX_BLOCK_BYTES)
         if block_bytes & (block_bytes - 1):
             raise CorruptFile(f"is {block_bytes}, not a power of two", where="block_bytes")
+        if "zstd" in after:
+            get.optional_whole("zstd", *codecs.LEVELS)
         metadata = Metadata.from_json({key: about[key] for key in own})
-        rows = about["tensors"]
-        if type(rows) is not dict:
+        if type(about["tensors"]) is not dict:
             raise CorruptFile("is not an object", where="tensors")
-        again = {**{key: about[key] for key in BEFORE}, **metadata.to_json(), **{key: about[key] for key in AFTER}}
+        rest = {key: about[key] for key in after}
+        again = {**{key: about[key] for key in BEFORE}, **metadata.to_json(), **rest}
         if spell(again)[:-1] != body:
             raise CorruptFile("is not in the one spelling of this format (key order, blanks, repeated keys)")
     except CorruptFile as error:
         error.where = f"metadata {error.where}".strip()
         raise
-    return metadata, rows, block_bytes
+    return metadata, rest
 
 
 def _tensors(
@@ -247,33 +267,69 @@ def _tensors(
             )
             reason = f"lacks {missing[0]}" if missing else f"holds {extra[0]!a:.60}" if extra else "is out of order"
             raise CorruptFile(f"{reason}: not the tensors of {len(metadata.layers)} layers", where=what)
-    tensors: dict[str, TensorInfo] = {}
-    for info in expected:
+    coded = [_coded(info, rows[info.name], block_bytes) for info in expected]
+    placed = layout.place(coded)
+    for info in placed:
         if spell(table[info.name]) != spell(info.table_entry()):
             raise CorruptFile(
                 f"the tensor table says {spell(table[info.name]):.120}, the metadata implies "
                 f"{spell(info.table_entry())}",
                 where=info.name,
             )
-        tensors[info.name] = replace(info, blocks=_blocks(info, rows[info.name], block_bytes))
-    return tensors
+    return {info.name: _hashed(info, rows[info.name], block_bytes) for info in placed}
 
 
-def _blocks(info: TensorInfo, row: object, block_bytes: int) -> tuple[str, ...]:
-    get = Fields(row, f"metadata tensors[{info.name}]", ("codec", "sizes", "blocks"))
-    codec = get.text("codec")
-    if codec != "raw":
+def _coded(info: TensorInfo, row: object, block_bytes: int) -> TensorInfo:
+    """The tensor with the codec that its row in the metadata says, and the length of its blocks in it."""
+    coded = type(row) is dict and row.get("codec") == "zstd"
+    get = Fields(row, f"metadata tensors[{info.name}]", (*ROW, "stored") if coded else ROW)
+    codec, sizes = get.text("codec"), get.values["sizes"]
+    if codec != "raw" and not coded:
         raise UnsupportedVersion(
-            f"is stored with the codec {codec!a:.40}, which a newer reader than version 1 reads", where=info.name
+            f"is stored with the codec {codec!a:.40}, which a newer reader than version {FORMAT_VERSION} reads",
+            where=info.name,
         )
-    if get.values["sizes"] is not None:
+    if coded:
+        count, high = layout.block_count(info.size, block_bytes), codecs.most_stored(block_bytes)
+        wanted = f"a list of {count} whole numbers from 1 to {high}"
+        sizes = _list(get, "sizes", count, lambda size: type(size) is int and 1 <= size <= high, wanted)
+        if not count or not codecs.worthwhile(info.size, sum(sizes)):
+            raise CorruptFile(f"is compressed from {info.size} to {sum(sizes)} bytes: not worth it", where=info.name)
+        return replace(info, codec=codec, sizes=tuple(sizes))
+    if sizes is not None:
         raise get.wrong("sizes", "null, as raw tensors have it")
-    blocks, count = get.values["blocks"], layout.block_count(info.size, block_bytes)
-    if type(blocks) is not list or len(blocks) != count or not all(is_hex(item, DIGITS) for item in blocks):
-        raise get.wrong("blocks", f"a list of {count} hashes of {DIGITS} hexadecimal digits")
-    if list(get.values) != ["codec", "sizes", "blocks"]:
+    return info
+
+
+def _hashed(info: TensorInfo, row: object, block_bytes: int) -> TensorInfo:
+    """The tensor with the hashes of its blocks."""
+    keys = ROW if info.sizes is None else (*ROW, "stored")
+    get = Fields(row, f"metadata tensors[{info.name}]", keys)
+    count = layout.block_count(info.size, block_bytes)
+    wanted = f"a list of {count} hashes of {DIGITS} hexadecimal digits"
+    hashes = [_list(get, key, count, lambda item: is_hex(item, DIGITS), wanted) for key in keys[2:]]
+    if list(get.values) != list(keys):
         raise CorruptFile("has its keys out of order", where=get.where)
-    return tuple(blocks)
+    return replace(info, blocks=tuple(hashes[0]), stored=tuple(hashes[1]) if len(hashes) > 1 else ())
+
+
+def _list(get: Fields, key: str, count: int, fits: Callable[[Any], bool], wanted: str) -> list[Any]:
+    value = get.values[key]
+    if type(value) is not list or len(value) != count or not all(fits(item) for item in value):
+        raise get.wrong(key, wanted)
+    return value
+
+
+def _check_version(header: Header) -> None:
+    """A file says the oldest version that has all it needs, so that there is one way to write it."""
+    needed = _version_needed(header.metadata, header.tensors.values())
+    if header.oldest_reader < needed:
+        raise CorruptFile(f"is {header.oldest_reader}, and the file needs {needed}", where="metadata oldest_reader")
+    if header.format_version <= FORMAT_VERSION and header.format_version != needed:
+        raise CorruptFile(f"is {header.format_version}, and the file needs {needed}", where="metadata format_version")
+    compressed = any(info.codec != "raw" for info in header.tensors.values())
+    if compressed != (header.zstd is not None):
+        raise CorruptFile("does not go with the codecs of the tensors", where="metadata zstd")
 
 
 def _check_size(header: Header) -> None:
@@ -283,3 +339,6 @@ def _check_size(header: Header) -> None:
         raise CorruptFile(f"the file ends after {header.file_bytes} of {end} bytes: cut off", where=cut.name)
     if header.file_bytes > end:
         raise CorruptFile(f"{header.file_bytes - end} bytes follow the last tensor", where=f"file byte {end}")
+    raw, most = sum(info.size for info in header.tensors.values()), codecs.most_raw(end)
+    if raw > most:
+        raise CorruptFile(f"holds {raw} bytes in {end}, more than {most}: a bomb", where="tensors")

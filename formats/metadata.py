@@ -6,7 +6,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, cast
 
 from formats.errors import CorruptFile
-from formats.fields import Fields, check_free, kind
+from formats.fields import Fields, check_free
+from formats.fields import kind as shown
+from formats.grids import KINDS
 
 MAX_LAYERS = 1024
 MAX_HEADS = 4096
@@ -153,7 +155,7 @@ class LayerInfo(Record):
             raise CorruptFile(f"is {query_heads}, no multiple of {kv_heads} KV heads", where=get.place("query_heads"))
         window = get.optional_whole("window", 1, MAX_TOKENS)
         if (window is None) != (layer_kind == "full"):
-            raise CorruptFile(f"is {kind(window)} in a {layer_kind} layer", where=get.place("window"))
+            raise CorruptFile(f"is {shown(window)} in a {layer_kind} layer", where=get.place("window"))
         return cls(
             layer_kind,
             query_heads,
@@ -166,8 +168,44 @@ class LayerInfo(Record):
 
 
 @dataclass(frozen=True)
+class Quantization(Record):
+    """How keys and values are stored as codes on grids (formats/quantized.py has the formulas).
+
+    A grid of keys spans `key_group` consecutive entries of one KV head in one channel, a grid of values `value_group`
+    channels of one entry; the last of a head, or of an entry, may span fewer. key_groups: for each layer, the groups of
+    entries of all its KV heads together.
+    """
+
+    kind: str
+    key_group: int
+    value_group: int
+    key_groups: tuple[int, ...]
+
+    @classmethod
+    def from_json(cls, value: object, layers: tuple[LayerInfo, ...], where: str = "quantization") -> Quantization:
+        get = Fields(value, where, cls.keys())
+        kind = get.choice("kind", tuple(KINDS))
+        group = get.whole("key_group", 1, MAX_TOKENS)
+        value_group = get.whole("value_group", 1, MAX_HEAD_DIM)
+        counts = get.values["key_groups"]
+        if type(counts) is not list or len(counts) != len(layers):
+            raise get.wrong("key_groups", f"a list of {len(layers)} whole numbers")
+        for index, (count, layer) in enumerate(zip(counts, layers, strict=True)):
+            low, high = -(-layer.entries // group), min(layer.entries, layer.entries // group + layer.kv_heads)
+            if type(count) is not int or not low <= count <= high:
+                raise CorruptFile(
+                    f"is {shown(count)}, not a whole number from {low} to {high}",
+                    where=get.place(f"key_groups[{index}]"),
+                )
+        return cls(kind, group, value_group, tuple(counts))
+
+
+@dataclass(frozen=True)
 class Metadata(Record):
-    """Everything known about a KV file's content except where its bytes lie; `dtype` is that of keys and values."""
+    """Everything known about a KV file's content except where its bytes lie.
+
+    dtype: that of keys and values, before they were quantised where they are.
+    """
 
     writer: str
     model: ModelIdentity
@@ -180,6 +218,7 @@ class Metadata(Record):
     dtype: str
     rope: dict[str, Any]
     fidelity: dict[str, Any] | None
+    quantization: Quantization | None = None
 
     @classmethod
     def from_json(cls, value: object, where: str = "") -> Metadata:
@@ -200,6 +239,7 @@ class Metadata(Record):
                     f"is {layer.entries}, more than {layer.kv_heads} heads of {document.tokens} tokens have",
                     where=get.place(f"layers[{index}].entries"),
                 )
+        quantization = get.values["quantization"]
         return cls(
             get.text("writer"),
             ModelIdentity.from_json(get.values["model"], get.place("model")),
@@ -212,6 +252,7 @@ class Metadata(Record):
             get.choice("dtype", DTYPES),
             get.free("rope"),
             get.optional_free("fidelity"),
+            None if quantization is None else Quantization.from_json(quantization, layers, get.place("quantization")),
         )
 
 

@@ -24,6 +24,11 @@ class Part:
     start: int
     stop: int
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.stop - self.start
+
 
 @dataclass(frozen=True)
 class Block:
@@ -62,12 +67,12 @@ def plan_reads(header: Header, parts: Iterable[Part], *, gap: int, longest: int)
 def read_parts(source: Source, header: Header, wanted: Sequence[tuple[Part, memoryview]], threads: int) -> None:
     """Fill each memoryview with its part; only the blocks that cover the parts are checked.
 
-    Memory: a buffer of one read for each thread. Raises CorruptFile naming tensor and block; the memory may then hold
-    some of the parts: drop it.
+    Memory: for each thread a buffer of one read, and what a block is decompressed to. Raises CorruptFile naming tensor and
+    block; the memory may then hold some of the parts: drop it.
     """
     places: dict[tuple[str, int], list[tuple[Part, memoryview]]] = {}
     for part, out in wanted:
-        assert 0 <= part.start <= part.stop <= part.info.size and len(out) == part.stop - part.start
+        assert 0 <= part.start <= part.stop <= part.info.size and len(out) == part.size
         for number in _numbers(header, part):
             places.setdefault((part.info.name, number), []).append((part, out))
     reads = plan_reads(header, (part for part, _ in wanted), gap=source.gap, longest=source.longest)

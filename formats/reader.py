@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from formats import header as headers
-from formats import semantics
-from formats.entries import ENTRY_FIELDS, INDEX_FIELDS, IndexPart, LayerEntries, allocate, raw_bytes
+from formats import layout, semantics
+from formats.entries import INDEX_FIELDS, STORED_FIELDS, IndexPart, LayerEntries, allocate, raw_bytes
 from formats.errors import UnreadableFile, naming
 from formats.header import Header
-from formats.layout import ITEM_BYTES, TensorInfo
+from formats.layout import TensorInfo
 from formats.partial import Part, read_parts
 from formats.smaller import Choose, Smaller, cut
-from formats.source import Source, open_source
+from formats.source import Place, Source, open_source
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,14 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """A whole file: one LayerEntries per layer in host memory, and the document's token ids [n] int32 if stored."""
+    """A whole file: one LayerEntries per layer in host memory, and the document's token ids [n] int32 if stored.
+
+    Entries are as they are stored: `header.metadata.quantization` says whether they are still to be restored.
+    """
 
     header: Header
     layers: tuple[LayerEntries, ...]
     tokens: Tensor | None
 
 
-def read_header(path: str | os.PathLike[str]) -> Header:
+def read_header(path: Place) -> Header:
     """Read and check the header alone: metadata, shapes, hashes, file size. Imports neither torch nor numpy.
 
     Raises UnreadableFile, NotAKVFile, UnsupportedVersion or CorruptFile.
@@ -39,7 +40,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         return headers.parse(source)
 
 
-def read_file(path: str | os.PathLike[str], *, choose: Choose | None = None, threads: int = 4) -> Contents:
+def read_file(path: Place, *, choose: Choose | None = None, threads: int | None = None) -> Contents:
     """Read everything into freshly allocated tensors; the bytes hashed are the bytes handed out.
 
     choose: gives a smaller budget than the file's own, whose entries alone are read, with the blocks that cover them alone
@@ -50,32 +51,32 @@ def read_file(path: str | os.PathLike[str], *, choose: Choose | None = None, thr
         header = headers.parse(source)
         budget = header.metadata.budget if choose is None else choose(header.metadata)
         smaller = cut(header.metadata, read_index(source, header, threads), budget)
-        layers = tuple(_entries(source, header, smaller, threads))
+        layers = _entries(source, header, smaller, threads or source.threads)
         return Contents(replace(header, metadata=smaller.metadata), layers, smaller.index.tokens)
 
 
-def _entries(source: Source, header: Header, smaller: Smaller, threads: int) -> list[LayerEntries]:
-    """Keys and values of the rows that are kept, all of them read as one plan."""
-    whole = [header.tensors[f"layers.{n}.{field}"] for n in range(len(smaller.rows)) for field in ENTRY_FIELDS]
-    infos = [
-        replace(info, shape=(smaller.metadata.layers[n // 2].entries, info.shape[1])) for n, info in enumerate(whole)
-    ]
-    tensors = _allocate(infos)
+def _entries(source: Source, header: Header, smaller: Smaller, threads: int) -> tuple[LayerEntries, ...]:
+    """Keys, values and grids of the rows that are kept, all of them read as one plan."""
+    infos = [info for info in layout.plan(smaller.metadata, with_tokens=False) if info.field in STORED_FIELDS]
+    fields: list[dict[str, Tensor]] = [dict(part) for part in smaller.index.layers]
     wanted: list[tuple[Part, memoryview]] = []
-    for number, (info, tensor) in enumerate(zip(whole, tensors, strict=True)):
+    for info, tensor in zip(infos, _allocate(infos), strict=True):
+        fields[info.layer][info.field] = tensor
         out = raw_bytes(tensor)
-        for part in smaller.parts(number // 2, info):
-            wanted.append((part, out[: part.stop - part.start]))
-            out = out[part.stop - part.start :]
+        for part in smaller.parts(header.tensors[info.name]):
+            wanted.append((part, out[: part.size]))
+            out = out[part.size :]
     read_parts(source, header, wanted, threads)
-    rows = zip(tensors[::2], tensors[1::2], smaller.index.layers, strict=True)
-    return [LayerEntries(keys, values, **part) for keys, values, part in rows]
+    return tuple(LayerEntries(**layer) for layer in fields)
 
 
-def read_index(source: Source, header: Header, threads: int = 4) -> IndexPart:
-    """Read and check everything but keys and values: which entries there are, from which positions and budgets on."""
-    infos = [info for name, info in header.tensors.items() if not name.endswith((".keys", ".values"))]
-    named = {info.name: tensor for info, tensor in zip(infos, _read(source, header, infos, threads), strict=True)}
+def read_index(source: Source, header: Header, threads: int | None = None) -> IndexPart:
+    """Read and check which entries there are, from which positions and budgets on: all but keys, values and their grids."""
+    infos = [info for info in header.tensors.values() if info.field not in STORED_FIELDS]
+    named = {
+        info.name: tensor
+        for info, tensor in zip(infos, _read(source, header, infos, threads or source.threads), strict=True)
+    }
     metadata = header.metadata
     tokens = named.get("tokens")
     if tokens is not None:
@@ -84,6 +85,8 @@ def read_index(source: Source, header: Header, threads: int = 4) -> IndexPart:
     for index, layer in enumerate(metadata.layers):
         part = {field: named[f"layers.{index}.{field}"] for field in INDEX_FIELDS}
         semantics.check_layer(index, layer, metadata.document, metadata.budget, part)
+        if metadata.quantization is not None:
+            semantics.check_groups(index, layer, metadata.quantization, part["offsets"].tolist())
         layers.append(part)
     return IndexPart(tuple(layers), tokens)
 
@@ -96,11 +99,11 @@ def _read(source: Source, header: Header, infos: list[TensorInfo], threads: int)
 
 
 def _allocate(infos: list[TensorInfo]) -> list[Tensor]:
-    # The header has been checked against the file's size, so this allocates no more than the file holds.
+    # The header has been checked against the file's size, so this allocates a bounded multiple of it.
     try:
         return [allocate(info) for info in infos]
     except RuntimeError as error:
-        need = sum(math.prod(info.shape) * ITEM_BYTES[info.dtype] for info in infos)
+        need = sum(info.size for info in infos)
         raise UnreadableFile(
             f"needs {need / 2**20:.0f} MiB of memory, which this machine does not give",
             fix="free memory, or open a smaller budget of it with --budget",

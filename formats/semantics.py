@@ -1,4 +1,4 @@
-"""What the numbers in the index tensors must satisfy, besides having the right shapes and hashes.
+"""What the numbers in index tensors, codes and grids must satisfy, besides having the right shapes and hashes.
 
 Used before writing, so that no such file comes to be, and after reading, since a hash can be forged. Works on numpy
 views of host tensors: torch's operators start a thread team each, which costs more than these checks on a busy machine.
@@ -7,17 +7,20 @@ Every function raises CorruptFile naming tensor, head and entry.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from formats.errors import CorruptFile
+from formats.grids import LARGEST_SCALE, LARGEST_ZERO, SCALE_FIELDS, SMALLEST_SCALE
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from formats.metadata import BudgetInfo, DocumentInfo, LayerInfo
+    from formats.layout import TensorInfo
+    from formats.metadata import BudgetInfo, DocumentInfo, LayerInfo, Quantization
 
     Integers = NDArray[numpy.int32]
 
@@ -46,6 +49,51 @@ def check_layer(
     _check_finite(f"{name}.scores", scores, offsets)
     _check_ascending(f"{name}.admit", admit, offsets)
     _check_unique(f"{name}.positions", positions, offsets)
+
+
+def check_groups(index: int, layer: LayerInfo, quantization: Quantization, offsets: Sequence[int]) -> None:
+    """The groups of a layer's keys are those that the entries of its heads make: they start anew at every head."""
+    group, found = quantization.key_group, quantization.key_groups[index]
+    wanted = sum(-(-(stop - start) // group) for start, stop in pairwise(offsets))
+    if found != wanted:
+        raise CorruptFile(
+            f"is {found}, the {layer.kv_heads} heads have {wanted} groups of {group} entries",
+            where=f"quantization.key_groups[{index}]",
+        )
+
+
+def check_codes(info: TensorInfo, start: int, raw: memoryview) -> None:
+    """Codes and grids of quantised entries, from byte `start` of their tensor on; nothing to check in other tensors."""
+    import numpy
+
+    field = info.field
+    if field in SCALE_FIELDS:
+        bits = numpy.frombuffer(raw, "<u2")
+        if field.endswith("scales"):
+            wrong = (bits > LARGEST_SCALE) | ((bits < SMALLEST_SCALE) & (bits != 0))
+            what = "a scale: zero, or from 2**-126 to 2**118"
+        else:
+            wrong = ((bits & 0x7FFF) > LARGEST_ZERO) | (bits == 0x8000)
+            what = "a zero of a grid: a number of magnitude up to 2**121"
+        _refuse_code(info, start // 2, wrong, bits, what)
+    elif info.dtype == "float8_e4m3fn":
+        codes = numpy.frombuffer(raw, numpy.uint8)
+        _refuse_code(info, start, (codes & 0x7F) == 0x7F, codes, "a number")
+    elif info.spare:
+        width = info.shape[1]
+        codes = numpy.frombuffer(raw, numpy.uint8)[(width - 1 - start) % width :: width]
+        if codes.size and codes.max() > 15:
+            row = (start + (width - 1 - start) % width) // width + int((codes > 15).argmax())
+            raise CorruptFile("has a code behind its last channel", where=f"{info.name}, entry {row}")
+
+
+def _refuse_code(info: TensorInfo, first: int, wrong: Any, bits: Any, what: str) -> None:
+    if wrong.any():
+        at = int(wrong.argmax())
+        row, column = divmod(first + at, info.shape[1])
+        raise CorruptFile(
+            f"has the bits {bits[at]:#x}, which are not {what}", where=f"{info.name}, row {row}, {column}"
+        )
 
 
 def _check_offsets(where: str, tensor: Tensor, entries: int) -> list[int]:

@@ -11,9 +11,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from formats.entries import INDEX_FIELDS, IndexPart
+from formats.grids import GROUP_FIELDS
 from formats.layout import TensorInfo
 from formats.metadata import BudgetInfo, LayerInfo, Metadata
 from formats.partial import Part
+from formats.quantized import group_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,16 +28,22 @@ Choose = Callable[[Metadata], BudgetInfo]
 
 @dataclass(frozen=True, eq=False)
 class Smaller:
-    """What a smaller budget keeps: its metadata, its index, and for each layer the rows [start, stop) of every KV head in the file."""
+    """What a smaller budget keeps: its metadata, its index, and for each layer the rows [start, stop) of every KV head in the file.
+
+    groups: the same for the grids of quantised keys, whose rows are groups of entries; a head's last group may be kept for
+    the first of its entries only.
+    """
 
     metadata: Metadata
     index: IndexPart
     rows: tuple[Rows, ...]
+    groups: tuple[Rows, ...]
 
-    def parts(self, layer: int, info: TensorInfo) -> list[Part]:
-        """Where the entries of a layer lie in a tensor of the file that has one row for each: one part for every head."""
+    def parts(self, info: TensorInfo) -> list[Part]:
+        """Where what is kept lies in a tensor of the file that has a row for each entry, or group: one part for every head."""
+        rows = (self.groups if info.field in GROUP_FIELDS else self.rows)[info.layer]
         width = info.size // info.shape[0] if info.shape[0] else 0
-        return [Part(info, start * width, stop * width) for start, stop in self.rows[layer]]
+        return [Part(info, start * width, stop * width) for start, stop in rows]
 
 
 def cut(metadata: Metadata, index: IndexPart, budget: BudgetInfo) -> Smaller:
@@ -45,19 +53,30 @@ def cut(metadata: Metadata, index: IndexPart, budget: BudgetInfo) -> Smaller:
     `fidelity` was measured with the entries of the file: it stays only when all of them do.
     """
     own = metadata.budget
-    assert budget.kept == own.kept or (own.nested and budget.kept < own.kept)
+    whole = budget.kept == own.kept
+    assert whole or (own.nested and budget.kept < own.kept)
     rows = tuple(
-        _rows(layer, part, budget.kept, whole=budget.kept == own.kept)
-        for layer, part in zip(metadata.layers, index.layers, strict=True)
+        _rows(layer, part, budget.kept, whole=whole) for layer, part in zip(metadata.layers, index.layers, strict=True)
     )
     layers = tuple(
         replace(layer, entries=sum(stop - start for start, stop in heads))
         for layer, heads in zip(metadata.layers, rows, strict=True)
     )
-    fidelity = metadata.fidelity if budget.kept == own.kept else None
+    quantization, groups = metadata.quantization, tuple[Rows, ...]()
+    if quantization is not None:
+        pairs = zip(index.layers, rows, strict=True)
+        groups = tuple(_groups(part["offsets"].tolist(), heads, quantization.key_group) for part, heads in pairs)
+        counts = tuple(sum(stop - start for start, stop in heads) for heads in groups)
+        quantization = replace(quantization, key_groups=counts)
+    smaller = replace(
+        metadata,
+        budget=budget,
+        layers=layers,
+        fidelity=metadata.fidelity if whole else None,
+        quantization=quantization,
+    )
     parts = tuple(_cut_index(part, heads) for part, heads in zip(index.layers, rows, strict=True))
-    smaller = replace(metadata, budget=budget, layers=layers, fidelity=fidelity)
-    return Smaller(smaller, IndexPart(parts, index.tokens), rows)
+    return Smaller(smaller, IndexPart(parts, index.tokens), rows, groups)
 
 
 def _rows(layer: LayerInfo, part: Mapping[str, Tensor], kept: int, *, whole: bool) -> Rows:
@@ -67,6 +86,12 @@ def _rows(layer: LayerInfo, part: Mapping[str, Tensor], kept: int, *, whole: boo
     if whole or layer.kind == "sliding":
         return tuple(heads)
     return tuple((start, start + int(admit[start:stop].searchsorted(kept, side="right"))) for start, stop in heads)
+
+
+def _groups(offsets: list[int], rows: Rows, group: int) -> Rows:
+    """Rows of the grids of keys: they start anew at every head, so that a head's first entries have its first groups."""
+    whole = group_rows(offsets, group)
+    return tuple((at, at - (start - stop) // group) for (at, _), (start, stop) in zip(whole, rows, strict=True))
 
 
 def _cut_index(part: Mapping[str, Tensor], heads: Rows) -> dict[str, Tensor]:

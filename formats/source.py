@@ -1,11 +1,11 @@
-"""Where the bytes of a KV file come from: a regular file here; anything with a size and positioned reads will do."""
+"""Where the bytes of a KV file come from: a regular file, or anything else with a size and positioned reads."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from formats.errors import CorruptFile, UnreadableFile
@@ -14,11 +14,13 @@ from formats.errors import CorruptFile, UnreadableFile
 class Source(Protocol):
     """Positioned reads from `size` bytes; `read_into` may be called from several threads at once.
 
-    `gap`: so many bytes that nobody needs are read along rather than starting another read behind them. `longest`: a read
-    of more bytes is better cut in two, which go on side by side.
+    `threads` is how many of them pay off: a disk is busy with few, a network waits for most of the time. `gap`: so many bytes
+    that nobody needs are read along rather than starting another read behind them. `longest`: a read of more bytes is better
+    cut in two, which go on side by side.
     """
 
     size: int
+    threads: int
     gap: int
     longest: int
 
@@ -26,9 +28,23 @@ class Source(Protocol):
         """Fill `out` with the bytes from `offset` on; CorruptFile when they are not there."""
 
 
+class Elsewhere(Protocol):
+    """A file that is no path of this machine: `shown` is its name in messages."""
+
+    @property
+    def shown(self) -> str: ...
+
+    def open(self) -> AbstractContextManager[Source]:
+        """Its bytes, for the length of a block."""
+
+
+Place = str | os.PathLike[str] | Elsewhere
+
+
 class FileSource:
     """An open file descriptor of a regular file."""
 
+    threads = 4
     gap = 32 << 10
     longest = 4 << 20
 
@@ -53,8 +69,15 @@ class FileSource:
 
 
 @contextmanager
-def open_source(path: str | os.PathLike[str]) -> Iterator[FileSource]:
-    """Open a regular file for positioned reads; UnreadableFile says what stands there instead.
+def open_source(place: Place) -> Iterator[Source]:
+    """Open a file for positioned reads; UnreadableFile says what stands there instead of a regular file."""
+    with _open_file(place) if isinstance(place, str | os.PathLike) else place.open() as source:
+        yield source
+
+
+@contextmanager
+def _open_file(path: str | os.PathLike[str]) -> Iterator[FileSource]:
+    """A regular file of this machine.
 
     O_NONBLOCK keeps the opening of a pipe or a device from waiting for its other end.
     """

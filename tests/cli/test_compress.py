@@ -20,7 +20,7 @@ from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
 KEYS = {
     "file", "model", "method", "observer", "budget", "document_tokens", "kept_entries", "full_entries", "file_bytes",
     "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from", "fidelity",
-    "fidelity_missing",
+    "fidelity_missing", "kv_dtype", "zstd",
 }  # fmt: skip
 
 

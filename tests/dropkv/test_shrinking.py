@@ -152,6 +152,39 @@ def test_other_observers_and_options(models, tmp_path, observe):
     assert read_file(tmp_path / "shrunk.kv").tokens is None
 
 
+@pytest.mark.parametrize("family", ["llama", "sliding"])
+def test_compressed_files_are_shrunk_to_compressed_files(models, tmp_path, family):
+    for budget in (0.6, 0.3):
+        made = dropkv.compress(TEXT, model=models[family], budget=budget, zstd=6, **SETTINGS)
+        made.save(tmp_path / f"{budget}.kv")
+    assert read_header(tmp_path / "0.3.kv").zstd == 6
+    dropkv.shrink(tmp_path / "0.6.kv", 0.3, tmp_path / "shrunk.kv")
+    assert (tmp_path / "shrunk.kv").read_bytes() == (tmp_path / "0.3.kv").read_bytes()
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4"])
+def test_quantised_entries_stay_what_they_were(models, tmp_path, kv_dtype):
+    """Which entries is what compress says; their numbers are those of the larger file, however they are got."""
+    model = models["sliding"]
+    for budget in (0.8, 0.3):
+        made = dropkv.compress(TEXT, model=model, budget=budget, kv_dtype=kv_dtype, **SETTINGS)
+        made.save(tmp_path / f"{budget}.kv")
+    dropkv.shrink(tmp_path / "0.8.kv", 0.3, tmp_path / "small.kv")
+    large, small, direct = (dropkv.load(tmp_path / name, model=model) for name in ("0.8.kv", "small.kv", "0.3.kv"))
+    assert small.metadata == direct.metadata
+    for other in (dropkv.load(tmp_path / "0.8.kv", model=model, budget=0.3), large.shrink(0.3)):
+        assert other.metadata == small.metadata
+        for found, wanted in zip(other.session.prefix.layers, small.session.prefix.layers, strict=True):
+            assert all(torch.equal(getattr(found, field), getattr(wanted, field)) for field in ("keys", "values"))
+    layers = [kv.session.prefix.layers for kv in (small, direct, large)]
+    for number, (found, wanted, whole) in enumerate(zip(*layers, strict=True)):
+        for field in ("offsets", "positions", "admit", "scores"):
+            assert torch.equal(getattr(found, field), getattr(wanted, field)), field
+        keep = whole.admit <= (small.metadata.budget.kept if number else 10**9)
+        assert torch.equal(found.keys, whole.keys[keep]) and torch.equal(found.values, whole.values[keep])
+    assert small.ask("What is the code?", SHORT).text == large.shrink(0.3).ask("What is the code?", SHORT).text
+
+
 def test_a_smaller_budget_answers_as_the_shrunk_file_does(models, tmp_path):
     """Loaded with a budget, shrunk in memory, or shrunk on the disk: the same entries, the same logits, bit for bit."""
     model = models["sliding"]

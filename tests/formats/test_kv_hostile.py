@@ -270,16 +270,16 @@ def test_header_length_is_bounded_before_anything_is_read(kv):
 
 
 def test_a_newer_version_is_named(kv, forgery):
-    forgery.about.update(format_version=3, oldest_reader=2)
+    forgery.about.update(format_version=4, oldest_reader=3)
     forgery.write(kv)
-    refuse(kv, UnsupportedVersion, r"version 3 and needs a reader of version 2 or newer.*pip install -U dropkv")
+    refuse(kv, UnsupportedVersion, r"version 4 and needs a reader of version 3 or newer.*pip install -U dropkv")
 
 
 def test_a_newer_file_for_old_readers_is_read(kv, forgery, sample):
-    forgery.about.update(format_version=2, more={"b": [1], "a": 2})
+    forgery.about.update(format_version=3, more={"b": [1], "a": 2})
     forgery.write(kv)
     contents = read_file(kv)
-    assert contents.header.format_version == 2
+    assert contents.header.format_version == 3
     assert contents.header.metadata == sample.metadata
     forgery.about["budget"]["more"] = 1
     forgery.write(kv)
@@ -287,13 +287,13 @@ def test_a_newer_file_for_old_readers_is_read(kv, forgery, sample):
 
 
 def test_codecs_of_later_versions_are_named(kv, forgery):
-    first_row(forgery)["codec"] = "zstd"
+    first_row(forgery)["codec"] = "brotli"
     forgery.write(kv)
-    refuse(kv, UnsupportedVersion, r"layers\.0\.keys: .*'zstd'.*newer reader", read_header)
+    refuse(kv, UnsupportedVersion, r"layers\.0\.keys: .*'brotli'.*newer reader", read_header)
     first_row(forgery)["codec"] = "raw"
     forgery.about["quantization"] = {"bits": 4}
     forgery.write(kv)
-    refuse(kv, UnsupportedVersion, r"quantised entries", read_header)
+    refuse(kv, CorruptFile, r"metadata quantization\.kind: is missing", read_header)
 
 
 def test_messages_stay_on_one_line(tmp_path, kv, forgery):

@@ -14,9 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import formats.reader
-from formats import CorruptFile, ExistingFile, WriteFailed, header, read_file, read_header, shrink_file, verify_file
+from formats import (
+    CorruptFile,
+    ExistingFile,
+    Quantization,
+    WriteFailed,
+    header,
+    read_file,
+    read_header,
+    shrink_file,
+    verify_file,
+    write_file,
+)
 from formats.entries import ENTRY_FIELDS, INDEX_FIELDS
 from formats.partial import Part, plan_reads, read_parts
+from formats.quantized import count_groups, quantize, restore
 from formats.smaller import cut
 from formats.source import open_source
 
@@ -28,7 +40,7 @@ class Counting:
     """A source that remembers which bytes were asked for, as another kind of source would be: by its own gap and longest read."""
 
     def __init__(self, inner, gap=0, longest=4 << 20):
-        self.inner, self.size, self.gap, self.longest = inner, inner.size, gap, longest
+        self.inner, self.size, self.gap, self.longest, self.threads = inner, inner.size, gap, longest, 4
         self.reads = []
         self.lock = threading.Lock()
 
@@ -135,20 +147,90 @@ def test_the_same_file_comes_out_whatever_the_blocks(tmp_path, make_sample):
         assert verify_file(small).header.block_bytes == block
 
 
-def test_a_quarter_of_the_budget_reads_a_quarter_of_the_entries(tmp_path, make_sample, monkeypatch):
+def quantized(sample, kind, key_group=4, value_group=4):
+    """The sample with its entries as codes, on grids of a few entries."""
+    groups = tuple(count_groups(layer.offsets.tolist(), key_group) for layer in sample.layers)
+    how = Quantization(kind, key_group, value_group, groups)
+    layers = [quantize(layer, how) for layer in sample.layers]
+    return replace(sample, layers=layers, metadata=replace(sample.metadata, quantization=how))
+
+
+@pytest.mark.parametrize("zstd", [None, 3])
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("kept", [1, 3, 7, 11, 12])
+def test_codes_and_grids_of_smaller_budgets(tmp_path, make_sample, kind, kept, zstd):
+    """Codes as they were, and of each head the grids of its first entries; so they restore to the same numbers, bit for bit."""
+    sample = quantized(make_sample(counts=((5, 9, 0), (7, 17, 8)), d_k=7, d_v=10), kind)
+    path, small = tmp_path / "book.kv", tmp_path / "small.kv"
+    sample.write(path, zstd=zstd)
+    shrink_file(path, small, keeping(kept), writer=sample.metadata.writer)
+    verify_file(small)
+    written, chosen = read_file(small), read_file(path, choose=keeping(kept))
+    assert chosen.header.metadata == written.header.metadata
+    how, device = sample.metadata.quantization, torch.device("cpu")
+    for number, (info, layer) in enumerate(zip(sample.metadata.layers, sample.layers, strict=True)):
+        keep = torch.ones(info.entries, dtype=torch.bool) if info.kind == "sliding" else layer.admit <= kept
+        counts = [int(keep[a:b].sum()) for a, b in pairwise(layer.offsets)]
+        groups = torch.cat(
+            [
+                torch.arange(-(-int(b - a) // 4)) < -(-count // 4)
+                for (a, b), count in zip(pairwise(layer.offsets), counts, strict=True)
+            ]
+        )
+        restored = restore(layer, how, 7, 10, device, torch.float32)
+        for found in (written, chosen):
+            got = found.layers[number]
+            for field in ("keys", "values", "value_scales", "value_zeros", "key_scales", "key_zeros"):
+                want = getattr(layer, field)
+                if want is None:
+                    assert getattr(got, field) is None
+                    continue
+                rows = groups if field.startswith("key_") else keep
+                assert torch.equal(bits(getattr(got, field)), bits(want[rows])), field
+            again = restore(got, found.header.metadata.quantization, 7, 10, device, torch.float32)
+            for field in ENTRY_FIELDS:
+                assert torch.equal(getattr(again, field), getattr(restored, field)[keep])
+
+
+@pytest.mark.parametrize("kind", [None, "int4"])
+def test_compressed_files_stay_compressed(tmp_path, make_sample, kind):
+    """The blocks that are needed are found by their stored sizes, and the new file is what a writer makes of the entries."""
+    sample = ranked(make_sample, n=2000, dims=16, sliding=False)
+    for layer in sample.layers:  # something that zstd can do something about
+        layer.keys.copy_(layer.keys.round())
+        layer.values.copy_(layer.values.round())
+    if kind:
+        sample = quantized(sample, kind, 32, 16)
+    path, small, direct = (tmp_path / name for name in ("book.kv", "small.kv", "direct.kv"))
+    sample.write(path, zstd=5, block_bytes=BLOCK)
+    found = read_header(path)
+    assert {found.tensors[f"layers.1.{field}"].codec for field in ENTRY_FIELDS} == {"zstd"}
+    shrink_file(path, small, keeping(480), writer=sample.metadata.writer)
+    part = read_file(path, choose=keeping(480))
+    metadata = replace(part.header.metadata, writer=sample.metadata.writer)
+    write_file(direct, metadata, part.layers, part.tokens, zstd=5, block_bytes=BLOCK)
+    assert small.read_bytes() == direct.read_bytes()
+    assert read_header(small).zstd == 5 and small.stat().st_size < path.stat().st_size / 3
+    verify_file(small)
+
+
+@pytest.mark.parametrize("zstd", [None, 3])
+def test_a_quarter_of_the_budget_reads_a_quarter_of_the_entries(tmp_path, make_sample, monkeypatch, zstd):
     sample = ranked(make_sample, n=2000, sliding=False)
     path = tmp_path / "book.kv"
-    sample.write(path, block_bytes=BLOCK)
+    sample.write(path, block_bytes=BLOCK, zstd=zstd)
     found = read_header(path)
     front = found.data_start + found.tensors["layers.0.keys"].start
-    entry_bytes = sum(info.size for name, info in found.tensors.items() if name.endswith(("keys", "values")))
+    entry_bytes = sum(
+        info.stop - info.start for name, info in found.tensors.items() if name.endswith(("keys", "values"))
+    )
     with counted(monkeypatch) as sources:
         read_file(path, choose=keeping(500))
         read_file(path)
     read = [sum(length for offset, length in source.reads if offset >= front) for source in sources]
-    assert read[1] == entry_bytes == 2 * 2 * 3 * 2000 * 256
-    heads = 2 * 2 * 3
-    assert entry_bytes / 4 <= read[0] <= entry_bytes / 4 + heads * 2 * BLOCK  # a block at either end of a head
+    assert read[1] == entry_bytes and (zstd or entry_bytes == 2 * 2 * 3 * 2000 * 256)
+    # Two more blocks, at the ends of each head; compressed blocks are not all of one length.
+    assert entry_bytes / 4.04 <= read[0] <= entry_bytes / 3.96 + 2 * 2 * 3 * 2 * BLOCK
     # Everything before the entries is read once, but for what the header's own length was taken from.
     index_bytes = sum(length for offset, length in sources[0].reads if found.data_start <= offset < front)
     assert index_bytes == front - found.data_start

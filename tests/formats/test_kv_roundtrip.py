@@ -16,6 +16,7 @@ import formats
 from formats import header, read_file, read_header, verify_file
 from formats.blocks import read_range
 from formats.entries import ENTRY_FIELDS, INDEX_FIELDS
+from formats.grids import SCALE_FIELDS
 from formats.source import FileSource, open_source
 
 FIELDS = (*INDEX_FIELDS, *ENTRY_FIELDS)
@@ -169,17 +170,25 @@ def test_specification_names_every_key():
         "sizes",
         "blocks",
     ]
-    records = (formats.Metadata, formats.ModelIdentity, formats.TokenizerIdentity, formats.DocumentInfo)
+    keys += ["zstd", "stored", *SCALE_FIELDS]
+    records = (
+        formats.Metadata,
+        formats.Quantization,
+        formats.ModelIdentity,
+        formats.TokenizerIdentity,
+        formats.DocumentInfo,
+    )
     for record in (*records, formats.BudgetInfo, formats.LayerInfo):
         keys += record.keys()
-    assert [key for key in keys if f"`{key}`" not in text] == []
+    assert [key for key in keys if f"`{key}`" not in text and f"`layers.i.{key}`" not in text] == []
 
 
 class CountingSource:
     """Remembers which bytes were asked for."""
 
     def __init__(self, inner: FileSource) -> None:
-        self.inner, self.size, self.gap, self.longest = inner, inner.size, inner.gap, inner.longest
+        self.inner, self.size = inner, inner.size
+        self.gap, self.longest, self.threads = inner.gap, inner.longest, inner.threads
         self.reads: list[tuple[int, int]] = []
 
     def read_into(self, offset: int, out: memoryview) -> None:
