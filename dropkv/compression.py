@@ -130,7 +130,7 @@ class Compression:
     def session(self) -> Session:
         """Ask without saving: the same entries, in the same order, as a saved file has; quantised ones restored as from the file."""
         stored = Prefix(self.layers, self.model.geometry, self._plan.tokens, self.metadata.quantization)
-        return Session(self.model, self._plan.seam, stored.to(self.model.device, self.model.dtype))
+        return Session(self.model, self._plan.seam, stored.to(self.model.devices, self.model.dtype))
 
 
 def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
