@@ -61,7 +61,7 @@ class MaskedRun:
 
         # all rows of a document are queries of one attention: [documents, kv_heads, rows * group * t, d]
         together = q.view(self.documents, self.rows, *q.shape[1:]).transpose(1, 2).flatten(2, 3)
-        bias = self.blocked[layer].expand(-1, -1, -1, group * t, -1).flatten(2, 3)
+        bias = self.blocked[layer].expand(-1, -1, -1, group * t, -1).flatten(2, 3)[..., : self.keys[layer].shape[2]]
         far, far_sum = attention_with_sums(together, self.keys[layer], self.values[layer], bias, scale, softcap)
         by_row = (self.documents, kv_heads, self.rows, group * t)
         far = far.reshape(*by_row, -1).transpose(1, 2).reshape(total, kv_heads, group * t, -1)
@@ -88,11 +88,12 @@ class MaskedRun:
 
 
 def _blocked(keep: Tensor, like: Tensor) -> Tensor:
-    """0 where keep [..., n], a number that leaves no weight elsewhere; each row begins at a multiple of 16, as the fused operators want."""
-    n = keep.shape[-1]
+    """0 where keep [..., n], a number that leaves no weight elsewhere; [..., n rounded up to 16], as the fused operators want rows to begin."""
     nothing = torch.finfo(like.dtype).min / 2
-    bias = torch.full((*keep.shape[:-1], -(-n // 16) * 16), nothing, dtype=like.dtype, device=like.device)[..., :n]
-    return bias.masked_fill_(keep.to(like.device), 0)
+    n = keep.shape[-1]
+    bias = torch.full((*keep.shape[:-1], -(-n // 16) * 16), nothing, dtype=like.dtype, device=like.device)
+    bias[..., :n].masked_fill_(keep.to(like.device), 0)
+    return bias
 
 
 def attention_with_sums(
