@@ -17,7 +17,7 @@ from formats.metadata import Metadata
 
 MAX_BLOCK_BYTES = 4 << 20
 MIN_BLOCK_BYTES = 4 << 10
-DEFAULT_BLOCK_BYTES = 256 << 10  # small, so that a smaller budget can be read without reading whole tensors
+DEFAULT_BLOCK_BYTES = 64 << 10  # small, so that a smaller budget can be read without reading whole heads
 MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
 CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "int32": "I32"} | {

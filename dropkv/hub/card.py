@@ -115,11 +115,19 @@ def _rows(header: Header) -> Iterator[tuple[str, str]]:
         "size",
         f"{header.file_bytes / 2**20:.1f} MiB, the full cache is {full_bytes / 2**20:.1f} MiB as {metadata.dtype}",
     )
+    yield "stored", _stored(header)
     yield "token ids", "stored" if "tokens" in header.tensors else "left out"
     if metadata.fidelity is None:
         yield "fidelity", "not measured"
     yield from _leaves(metadata.fidelity or {}, "fidelity")
     yield "written by", f"{metadata.writer}, format version {header.format_version}"
+
+
+def _stored(header: Header) -> str:
+    """The type of keys and values in the file, and the level they were compressed with."""
+    metadata = header.metadata
+    types = metadata.dtype if metadata.quantization is None else f"{metadata.quantization.kind} from {metadata.dtype}"
+    return types if header.zstd is None else f"{types}, zstd level {header.zstd}"
 
 
 def _leaves(value: object, name: str) -> Iterator[tuple[str, str]]:

@@ -58,7 +58,7 @@ class RemoteSource:
     """
 
     threads = 16
-    gap = 256 << 10
+    gap = 32 << 10  # less than a block: nothing but blocks that are needed
     longest = 4 << 20
 
     def __init__(self, found: Found, hub: Hub) -> None:

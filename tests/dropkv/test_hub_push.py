@@ -18,6 +18,7 @@ from dropkv.hub.fetch import whole
 from dropkv.hub.push import prepare, push, target_of
 from formats import CorruptFile, NotAKVFile, UnreadableFile, read_file, read_header, verify_file
 from formats.metadata import ModelIdentity
+from formats.quantized import describe, quantize
 from tests.formats.conftest import build_sample
 from tests.hub_server import TOKEN, HubServer, serving
 
@@ -109,6 +110,7 @@ def test_the_card_says_what_the_hub_wants_to_know(server, hub, book):
     assert 'dropkv.load("hf://ns/books/book.kv").ask(' in body
     assert "| document | 40 tokens, cut from 47, sha256 abab" in body
     assert "| kept | 59 of 360 entries (16.4 %) |" in body
+    assert "| stored | bfloat16 |" in body
     assert "| token ids | stored |" in body
     assert "| fidelity | not measured |" in body
     assert "A KV file holds its document's content" in body
@@ -180,6 +182,29 @@ def test_without_tokens_the_entries_are_the_same(server, hub, book, tmp_path):
         upload(tmp_path / "got.kv", hub, name="again.kv", tokens=False).file_bytes
         == (tmp_path / "got.kv").stat().st_size
     )
+
+
+@pytest.mark.parametrize("level", [None, 3])
+@pytest.mark.parametrize("kind", [None, "fp8", "int8", "int4"])
+def test_without_tokens_is_what_would_have_been_written_without_them(server, hub, tmp_path, kind, level):
+    """A file of several blocks, whose first head's entries compress: the very bytes, and what the card says of them."""
+    sample = build_sample("float32", n=600, counts=((600, 500, 0),), d_k=16, d_v=8)
+    sample.layers[0].keys[:300] = 1.5
+    sample = replace(sample, metadata=on_hub(sample.metadata))
+    if kind is not None:
+        about = describe(kind, [layer.offsets.tolist() for layer in sample.layers])
+        layers = [quantize(layer, about) for layer in sample.layers]
+        sample = replace(sample, metadata=replace(sample.metadata, quantization=about), layers=layers)
+    sample.write(tmp_path / "book.kv", zstd=level, block_bytes=4096)
+    replace(sample, tokens=None).write(tmp_path / "bare.kv", zstd=level, block_bytes=4096)
+    assert (read_header(tmp_path / "book.kv").zstd, read_header(tmp_path / "bare.kv").zstd) == (level, level)
+    upload(tmp_path / "book.kv", hub)
+    assert files(server)["book.kv"] == (tmp_path / "book.kv").read_bytes()
+    upload(tmp_path / "book.kv", hub, tokens=False)
+    assert files(server)["book.kv"] == (tmp_path / "bare.kv").read_bytes()
+    types = "float32" if kind is None else f"{kind} from float32"
+    card = files(server)["README.md"].decode()
+    assert f"| stored | {types}{'' if level is None else ', zstd level 3'} |" in card
 
 
 def test_a_public_repository_needs_the_word_and_a_private_one_stays_private(server, hub, book):

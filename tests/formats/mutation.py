@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.formats.conftest import Forgery, build_sample
+import xxhash
+
+from formats.quantized import describe, quantize
+from tests.formats.conftest import Forgery, Sample, build_sample
 
 WORDS = (
     "", "x", "raw", "zstd", "BF16", "F64", "I32", "full", "sliding", "float16", "hub", "\0", "\n", "\u00e9", "\ud800",
@@ -22,6 +25,7 @@ NUMBERS = (
     0, 1, -1, 2, 3, 7, 8, 64, 4096, 8192, 1 << 22, (1 << 31) - 1, 1 << 31, 1 << 32, (1 << 53) + 1, (1 << 63) - 1, 1 << 63,
     1 << 64, -(1 << 63), 0.0, -0.0, 0.5, 1.0, 1.5, 1e308, 5e-324, float("nan"), float("inf"),
 )  # fmt: skip
+LEVEL = 3  # of the compressed files
 ITEMS = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I32": 4}
 CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 LITTLE = (
@@ -48,7 +52,7 @@ class Mutant:
 
 
 def corpus(folder: Path) -> list[bytes]:
-    """Small good files that differ in what they have: tokens, sliding layers, types, several blocks in a tensor."""
+    """Small good files that differ in what they have: tokens, sliding layers, types, codes, zstd, several blocks in a tensor."""
     small = dict(n=12, d_k=2, d_v=3, counts=((3, 2),))
     samples = (
         build_sample(**small, sliding=False),
@@ -57,18 +61,45 @@ def corpus(folder: Path) -> list[bytes]:
         build_sample("float64", n=30, d_k=40, d_v=20, counts=((20, 11),), sliding=False, seed=3),
     )
     found = []
-    for number, sample in enumerate(samples):
+    compressible = build_sample(n=300, d_k=16, d_v=8, counts=((300, 200),), sliding=False, seed=4)
+    compressible.layers[0].keys[:] = 0
+    kinds = ("int8", "int4", "fp8")
+    coded = [(quantised(build_sample("float32", **small, sliding=False, seed=5), kind), None) for kind in kinds]
+    coded += [(compressible, LEVEL), (quantised(compressible, "int4"), LEVEL)]
+    for number, (sample, level) in enumerate([*((sample, None) for sample in samples), *coded]):
         path = folder / f"corpus{number}.kv"
-        sample.write(path, overwrite=True, block_bytes=4096)
+        sample.write(path, overwrite=True, block_bytes=4096, zstd=level)
         found.append(path.read_bytes())
     return found
+
+
+def quantised(sample: Sample, kind: str) -> Sample:
+    """The sample with its entries stored as codes."""
+    about = describe(kind, [layer.offsets.tolist() for layer in sample.layers])
+    metadata = replace(sample.metadata, quantization=about)
+    return Sample(metadata, [quantize(layer, about) for layer in sample.layers], sample.tokens)
+
+
+def is_raw(data: bytes) -> bool:
+    """Whether no tensor is compressed, so that numbers can be changed in place."""
+    return b'\\"codec\\":\\"zstd\\"' not in data
+
+
+def is_compressed(data: bytes) -> bool:
+    """Whether some tensor is."""
+    return not is_raw(data)
+
+
+def is_plain(data: bytes) -> bool:
+    """Whether entries are stored as they are, neither quantised nor compressed."""
+    return is_raw(data) and b'\\"quantization\\":null' in data
 
 
 def mutant(bases: list[bytes], seed: int, number: int) -> Mutant:
     """Mutant `number` of this seed."""
     rng = random.Random(f"{seed}:{number}")
-    base = rng.choice(bases)
     kind = rng.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+    base = rng.choice([base for base in bases if NEEDS.get(kind, bool)(base)])
     return Mutant(kind, KINDS[kind][1](rng, base, bases), base)
 
 
@@ -145,6 +176,39 @@ def of_text(rng: random.Random, base: bytes, bases: list[bytes]) -> bytes:
     return forged.bytes(**{rng.choice(("inner", "outer")): lambda text: _edited(rng, text)})
 
 
+def of_frames(rng: random.Random, base: bytes, bases: list[bytes]) -> bytes:
+    """One zstd frame changed, hashes of what is stored and all places made right; those of raw bytes are as they were."""
+    forged = Forgery.from_bytes(base)
+    name, row = rng.choice([item for item in forged.about["tensors"].items() if item[1]["sizes"]])
+    number = rng.randrange(len(row["sizes"]))
+    start = forged.span(name).start + sum(row["sizes"][:number])
+    old = bytes(forged.data[start : start + row["sizes"][number]])
+    frame = bytearray(old)
+    for _ in range(rng.choice((1, 1, 2))):
+        at = rng.choice((rng.randrange(len(frame)), min(rng.randrange(14), len(frame) - 1)))  # the frame's own header
+        match rng.randrange(6):
+            case 0 | 1 | 2:
+                frame[at] ^= 1 << rng.randrange(8)
+            case 3:
+                frame[at:at] = rng.randbytes(rng.choice((1, 4, 40)))
+            case 4 if len(frame) > 2:
+                del frame[at : at + rng.choice((1, 4, len(frame) - at - 1))]
+            case _:
+                frame += rng.choice((old, b"\0", rng.randbytes(8)))
+        frame = frame or bytearray(1)
+    row["sizes"][number], row["stored"][number] = len(frame), xxhash.xxh3_128_hexdigest(bytes(frame))
+    forged.data[start : start + len(old)] = frame
+    at = 0
+    for other, entry in forged.table.items():
+        low, high = entry["data_offsets"]
+        size = high - low + (len(frame) - len(old) if other == name else 0)
+        entry["data_offsets"] = [at, at + size]
+        if other == name:
+            entry["shape"] = [size]
+        at += size
+    return forged.bytes()
+
+
 def of_nothing(rng: random.Random, base: bytes, bases: list[bytes]) -> bytes:
     """The file itself, taken apart and put together."""
     forged = Forgery.from_bytes(base)
@@ -153,12 +217,20 @@ def of_nothing(rng: random.Random, base: bytes, bases: list[bytes]) -> bytes:
 
 
 KINDS: dict[str, tuple[int, Callable[[random.Random, bytes, list[bytes]], bytes]]] = {
-    "bytes": (30, of_bytes),
+    "bytes": (28, of_bytes),
     "numbers": (20, of_numbers),
-    "structure": (25, of_structure),
-    "shapes": (15, of_shapes),
-    "text": (9, of_text),
+    "structure": (24, of_structure),
+    "shapes": (12, of_shapes),
+    "text": (8, of_text),
+    "frames": (7, of_frames),
     "nothing": (1, of_nothing),
+}
+
+NEEDS: dict[str, Callable[[bytes], bool]] = {
+    "numbers": is_raw,
+    "shapes": is_plain,
+    "frames": is_compressed,
+    "nothing": is_raw,
 }
 
 
