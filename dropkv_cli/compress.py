@@ -179,6 +179,10 @@ def command(
         loaded = _load(model, revision, dtype, device, dry_run)
         load_seconds = time.perf_counter() - started
         _check_system(loaded, job.settings)
+        if all(layer.kind == "sliding" for layer in loaded.geometry):
+            say(
+                f"note: --budget and --method are not used, all layers of {loaded.id} slide: each keeps its last window"
+            )
         sizes = []
         for number, (target, document) in enumerate(todo, 1):
             try:

@@ -58,17 +58,12 @@ def report_result(
     write: float,
     total: float,
 ) -> None:
+    """A document that was written: on a line of JSON, or for people. load, write, total: seconds."""
     report = compression.report
     if job.as_json:
         json_line(
-            _about(model, target, job)
+            _about(model, target, job, report, file_bytes)
             | {
-                "document_tokens": report.document_tokens,
-                "truncated_from": _truncated_from(report),
-                "kept_entries": report.kept_entries,
-                "full_entries": report.full_entries,
-                "file_bytes": file_bytes,
-                "full_cache_bytes": report.full_cache_bytes,
                 "fidelity": report.fidelity,
                 "fidelity_missing": report.fidelity_missing,
                 "seconds": {
@@ -84,8 +79,7 @@ def report_result(
         )
         return
     say(f"{target.shown} -> {show_path(target.path or '')}")
-    _say_cut(report)
-    say(_sizes(report.document_tokens, report.kept, report.kept_entries, report.full_entries))
+    _say_counts(report, model)
     say(
         f"  {size(file_bytes)} on disk, the full cache is {size(report.full_cache_bytes)}: "
         f"{compared(file_bytes, report.full_cache_bytes)}"
@@ -100,18 +94,13 @@ def report_result(
 
 
 def report_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> None:
+    """What a document would take and give."""
     from dropkv.memory import available_memory
 
     if job.as_json:
         json_line(
-            _about(model, target, job)
+            _about(model, target, job, sizes, sizes.file_bytes)
             | {
-                "document_tokens": sizes.document_tokens,
-                "truncated_from": _truncated_from(sizes),
-                "kept_entries": sizes.kept_entries,
-                "full_entries": sizes.full_entries,
-                "file_bytes": sizes.file_bytes,
-                "full_cache_bytes": sizes.full_cache_bytes,
                 "peak_memory_bytes": sizes.peak_bytes,
                 "available_memory_bytes": available_memory(model.device),
                 "dry_run": True,
@@ -120,8 +109,7 @@ def report_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> 
         return
     before = "" if job.settings.zstd is None else " before --zstd"
     say(f"{target.shown}: nothing written (--dry-run)")
-    _say_cut(sizes)
-    say(_sizes(sizes.document_tokens, sizes.kept, sizes.kept_entries, sizes.full_entries))
+    _say_counts(sizes, model)
     say(
         f"  about {size(sizes.file_bytes)} on disk{before}, the full cache is {size(sizes.full_cache_bytes)}; "
         f"about {size(sizes.peak_bytes)} of memory needed{_there_is(available_memory(model.device), sizes.peak_bytes)}"
@@ -134,30 +122,24 @@ def _there_is(available: int | None, needed: int) -> str:
     return f", {'ONLY ' if available < needed else ''}{size(available)} available"
 
 
-def _sizes(tokens: int, kept: int, kept_entries: int, full_entries: int) -> str:
-    return (
-        f"  {tokens:,} tokens, {kept:,} entries kept per KV head "
-        f"({kept_entries:,} of {full_entries:,}, {100 * kept_entries / full_entries:.1f} %)"
-    )
-
-
-def _truncated_from(sizes: Report | Estimate) -> int | None:
-    """Tokens the document had before --truncate cut it, None when it was read whole."""
-    tokens: int | None = getattr(sizes, "document_tokens_before_truncation", None)
-    return tokens
-
-
-def _say_cut(sizes: Report | Estimate) -> None:
-    before = _truncated_from(sizes)
+def _say_counts(sizes: Report | Estimate, model: Model) -> None:
+    """Tokens and entries. Sliding layers keep what they keep: the number for each head is that of the others."""
+    before = sizes.document_tokens_before_truncation
     if before is not None:
         say(f"  cut: the first {sizes.document_tokens:,} of {before:,} tokens were read (--truncate)")
+    share = f"{sizes.kept_entries:,} of {sizes.full_entries:,}, {100 * sizes.kept_entries / sizes.full_entries:.1f} %"
+    if all(layer.kind == "sliding" for layer in model.geometry):
+        say(f"  {sizes.document_tokens:,} tokens, the last window of each layer kept ({share})")
+    else:
+        say(f"  {sizes.document_tokens:,} tokens, {sizes.kept:,} entries kept per KV head ({share})")
 
 
 def _names(target: Target) -> dict[str, Any]:
     return {"file": None if target.path is None else str(target.path), "document": target.document}
 
 
-def _about(model: Model, target: Target, job: Job) -> dict[str, Any]:
+def _about(model: Model, target: Target, job: Job, sizes: Report | Estimate, file_bytes: int) -> dict[str, Any]:
+    """What the JSON of a document written and of an estimate have in common."""
     return _names(target) | {
         "model": model.id,
         "method": job.settings.method,
@@ -165,4 +147,10 @@ def _about(model: Model, target: Target, job: Job) -> dict[str, Any]:
         "budget": job.settings.budget,
         "kv_dtype": job.settings.kv_dtype,
         "zstd": job.settings.zstd,
+        "document_tokens": sizes.document_tokens,
+        "truncated_from": sizes.document_tokens_before_truncation,
+        "kept_entries": sizes.kept_entries,
+        "full_entries": sizes.full_entries,
+        "file_bytes": file_bytes,
+        "full_cache_bytes": sizes.full_cache_bytes,
     }
