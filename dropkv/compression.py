@@ -21,9 +21,10 @@ from dropkv.memory import expected_peak, read_peak, start_peak
 from dropkv.methods import Method, Pool
 from dropkv.models import Model
 from dropkv.observers import Observation, observe
-from dropkv.prefill import SLICE, Prefilled, prefill
+from dropkv.prefill import Prefilled, prefill
 from dropkv.prompts import Seam
 from dropkv.settings import CompressSettings, Sampling
+from dropkv.spans import SLICE
 from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
 from formats.quantized import describe as describe_codes
 from formats.quantized import entry_bytes, quantize

@@ -10,6 +10,7 @@ import xxhash
 
 from dropkv.digests import digest_json
 from dropkv.errors import IdentityError
+from dropkv.models import same_in_gguf
 from dropkv.weights import weights_agree, weights_fingerprint
 from formats import Place
 from formats.errors import printable, show_place
@@ -25,7 +26,6 @@ STRUCTURE = (
     "num_key_value_heads",
     "head_dim",
 )  # without these the entries fit nowhere
-GGUF_TWINS = {"mistral": "llama"}  # GGUF calls the former the latter; the computation is the same
 # What tokenizers disagree about: case, digits, white space, contractions, composed letters, scripts, code, rare words.
 PROBE_TEXT = (
     "The Quick brown\tfox's 1234567 caf\u00e9s cafe\u0301s\n\n  d\u00e9j\u00e0-vu:\u3000\u6f22\u5b57 "
@@ -133,7 +133,6 @@ def config_fields(model: Model) -> dict[str, Any]:
     digits.
     """
     config, first = model.network.config, model.geometry[0]
-    family = str(config.model_type)
     eps = next(
         (
             getattr(config, name)
@@ -144,7 +143,7 @@ def config_fields(model: Model) -> dict[str, Any]:
     )
     kinds = {layer.kind for layer in model.geometry}
     fields = {
-        "model_type": GGUF_TWINS.get(family, family),
+        "model_type": same_in_gguf(config.model_type),
         "hidden_size": config.hidden_size,
         "intermediate_size": getattr(config, "intermediate_size", None),
         "num_hidden_layers": len(model.geometry),

@@ -37,6 +37,7 @@ REFUSED = {  # families whose config alone does not tell; loading catches others
     "recurrent_gemma": "it has recurrent layers",
 }
 UNROTATED_FULL = ("cohere2", "exaone4", "exaone_moe", "afmoe")  # families that rotate in their sliding layers alone
+GGUF_TWINS = {"mistral": "llama"}  # GGUF calls the former the latter; the computation is the same
 TESTED = ("llama", "mistral", "qwen2", "qwen3")  # need no test run when they are loaded
 
 
@@ -184,6 +185,11 @@ def unrotated_layers(config: Any) -> frozenset[int]:
         apart = config.model_type in UNROTATED_FULL and getattr(config, "sliding_window", None) is not None
         rotated = [not apart or kind == "sliding_attention" for kind in kinds]
     return frozenset(index for index, turns in enumerate(rotated) if not turns)
+
+
+def same_in_gguf(family: str) -> str:
+    """One name for the families that a GGUF does not tell apart, the family's own for others."""
+    return GGUF_TWINS.get(family, family)
 
 
 def _reason_to_refuse(config: Any, family: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -11,11 +12,12 @@ from click.core import ParameterSource
 from dropkv import __version__
 from dropkv.errors import DropkvError
 from dropkv_cli.endings import guarded
-from dropkv_cli.output import safe_streams
+from dropkv_cli.output import safe_streams, say
 from dropkv_cli.shells import complete_files
-from dropkv_cli.variables import blamed, give_variables
+from dropkv_cli.variables import blamed, give_variables, misspelt
 
 PROGRAM = "dropkv"
+COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"  # set while a shell asks what the Tab key may offer
 VERBS = ("compress", "query", "info", "verify", "shrink", "models", "push", "pull", "bench", "completion")
 
 
@@ -64,6 +66,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _main(arguments: Sequence[str]) -> object:
+    if COMPLETING not in os.environ:  # what is said then stands between the letters that are being typed
+        for line in misspelt(lambda: map(find_command, VERBS)):
+            say(line)
     try:
         return cli.main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
     except click.BadParameter as error:

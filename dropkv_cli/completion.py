@@ -20,8 +20,8 @@ def command(shell: str) -> None:
     zsh, in ~/.zshrc:     eval "$(dropkv completion zsh)"
     fish:                 dropkv completion fish > ~/.config/fish/completions/dropkv.fish
     """
-    from dropkv_cli.app import PROGRAM, cli
+    from dropkv_cli.app import COMPLETING, PROGRAM, cli
 
     kind = get_completion_class(shell)
     assert kind is not None
-    result(kind(cli, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE").source())
+    result(kind(cli, {}, PROGRAM, COMPLETING).source())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,8 +10,7 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import KV_DTYPES, CompressSettings
-from dropkv_cli.endings import failure
-from dropkv_cli.fidelity import fidelity_lines
+from dropkv_cli.compressed import Job, report_estimate, report_failure, report_result, sum_up
 from dropkv_cli.options import (
     DEFAULT_MODEL,
     budget,
@@ -26,29 +23,17 @@ from dropkv_cli.options import (
     seed,
     zstd_level,
 )
-from dropkv_cli.output import compared, complain, json_line, say, size
+from dropkv_cli.output import say
 from dropkv_cli.progress import progress_bar, waiting
 from dropkv_cli.shells import offer
 from dropkv_cli.targets import Target, check_target, make_folder, plan_targets
-from formats.errors import FormatError, show_path
+from formats.errors import FormatError
 
 if TYPE_CHECKING:
-    from dropkv.compression import Compression, Estimate, Report
     from dropkv.documents import Document
     from dropkv.models import Model
 
 DEFAULTS = CompressSettings()
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is asked of every document."""
-
-    settings: CompressSettings
-    force: bool
-    dry_run: bool
-    as_json: bool
-    output: str
 
 
 @click.command("compress")
@@ -194,6 +179,10 @@ def command(
         loaded = _load(model, revision, dtype, device, dry_run)
         load_seconds = time.perf_counter() - started
         _check_system(loaded, job.settings)
+        if all(layer.kind == "sliding" for layer in loaded.geometry):
+            say(
+                f"note: --budget and --method are not used, all layers of {loaded.id} slide: each keeps its last window"
+            )
         sizes = []
         for number, (target, document) in enumerate(todo, 1):
             try:
@@ -203,10 +192,10 @@ def command(
                 raise
             except Exception as error:
                 failures += 1
-                _report(error, target, job, alone=len(targets) == 1)
+                report_failure(error, target, job, alone=len(targets) == 1)
             load_seconds = 0.0  # only the first file had to wait for the model
         if len(targets) > 1 and not as_json:
-            _sum_up(sizes, failures, job)
+            sum_up(sizes, failures, job)
     return 1 if failures else 0
 
 
@@ -233,27 +222,8 @@ def _readable(targets: list[Target], job: Job) -> tuple[list[tuple[Target, Docum
             todo.append((target, read_document(target.document)))
         except (DropkvError, FormatError) as error:
             failures += 1
-            _report(error, target, job, alone=len(targets) == 1)
+            report_failure(error, target, job, alone=len(targets) == 1)
     return todo, failures
-
-
-def _report(error: Exception, target: Target, job: Job, *, alone: bool) -> None:
-    """The failure of one document: the end of the command when it is the only one or standard output fails, else a line."""
-    text = "" if alone else failure(error)
-    if not text:
-        raise error
-    text = text.removeprefix(f"{Path(target.document).name}: ")
-    complain(text if target.shown in text else f"{target.shown}: {text}")
-    if job.as_json:
-        json_line(_names(target) | {"error": text})
-
-
-def _sum_up(sizes: list[int], failures: int, job: Job) -> None:
-    """One line about all documents, the good and the bad."""
-    done = "would be written" if job.dry_run else "written"
-    failed = f", {failures:,} failed" if failures else ""
-    files = "1 file" if len(sizes) == 1 else f"{len(sizes):,} files"
-    say(f"{files} {done}, {'about ' if job.dry_run else ''}{size(sum(sizes))} in all{failed}")
 
 
 def _note_unused(settings: CompressSettings) -> None:
@@ -294,7 +264,7 @@ def _one(model: Model, target: Target, document: Document, job: Job, load_second
 
     if job.dry_run:
         sizes = estimate(model, document, job.settings)
-        _print_estimate(sizes, model, target, job)
+        report_estimate(sizes, model, target, job)
         return sizes.file_bytes
     started = time.perf_counter()
     with progress_bar(place + document.name, len(model.geometry)) as progress:
@@ -304,127 +274,7 @@ def _one(model: Model, target: Target, document: Document, job: Job, load_second
     make_folder(job.output)
     file_bytes = compression.save(target.path, overwrite=job.force)
     ended = time.perf_counter()
-    _print_result(
+    report_result(
         compression, model, target, job, file_bytes, load_seconds, ended - writing, ended - started + load_seconds
     )
     return file_bytes
-
-
-def _print_result(
-    compression: Compression,
-    model: Model,
-    target: Target,
-    job: Job,
-    file_bytes: int,
-    load: float,
-    write: float,
-    total: float,
-) -> None:
-    report = compression.report
-    if job.as_json:
-        json_line(
-            _about(model, target, job)
-            | {
-                "document_tokens": report.document_tokens,
-                "truncated_from": _truncated_from(report),
-                "kept_entries": report.kept_entries,
-                "full_entries": report.full_entries,
-                "file_bytes": file_bytes,
-                "full_cache_bytes": report.full_cache_bytes,
-                "fidelity": report.fidelity,
-                "fidelity_missing": report.fidelity_missing,
-                "seconds": {
-                    "load": load,
-                    "prefill": report.prefill_seconds,
-                    "score": report.score_seconds,
-                    "fidelity": report.fidelity_seconds,
-                    "write": write,
-                    "total": total,
-                },
-                "peak_memory_bytes": report.peak_memory_bytes,
-            }
-        )
-        return
-    say(f"{target.shown} -> {show_path(target.path or '')}")
-    _say_cut(report)
-    say(_sizes(report.document_tokens, report.kept, report.kept_entries, report.full_entries))
-    say(
-        f"  {size(file_bytes)} on disk, the full cache is {size(report.full_cache_bytes)}: "
-        f"{compared(file_bytes, report.full_cache_bytes)}"
-    )
-    if job.settings.fidelity:
-        lines = fidelity_lines(report.fidelity)
-        say("  fidelity: " + "\n    ".join(lines) + (f": {report.fidelity_missing}" if report.fidelity_missing else ""))
-    say(
-        f"  {total:.1f} s (model {load:.1f}, prefill {report.prefill_seconds:.1f}, score {report.score_seconds:.1f}, "
-        f"fidelity {report.fidelity_seconds:.1f}, write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"
-    )
-
-
-def _print_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> None:
-    from dropkv.memory import available_memory
-
-    if job.as_json:
-        json_line(
-            _about(model, target, job)
-            | {
-                "document_tokens": sizes.document_tokens,
-                "truncated_from": _truncated_from(sizes),
-                "kept_entries": sizes.kept_entries,
-                "full_entries": sizes.full_entries,
-                "file_bytes": sizes.file_bytes,
-                "full_cache_bytes": sizes.full_cache_bytes,
-                "peak_memory_bytes": sizes.peak_bytes,
-                "available_memory_bytes": available_memory(model.device),
-                "dry_run": True,
-            }
-        )
-        return
-    before = "" if job.settings.zstd is None else " before --zstd"
-    say(f"{target.shown}: nothing written (--dry-run)")
-    _say_cut(sizes)
-    say(_sizes(sizes.document_tokens, sizes.kept, sizes.kept_entries, sizes.full_entries))
-    say(
-        f"  about {size(sizes.file_bytes)} on disk{before}, the full cache is {size(sizes.full_cache_bytes)}; "
-        f"about {size(sizes.peak_bytes)} of memory needed{_there_is(available_memory(model.device), sizes.peak_bytes)}"
-    )
-
-
-def _there_is(available: int | None, needed: int) -> str:
-    if available is None:
-        return ""
-    return f", {'ONLY ' if available < needed else ''}{size(available)} available"
-
-
-def _sizes(tokens: int, kept: int, kept_entries: int, full_entries: int) -> str:
-    return (
-        f"  {tokens:,} tokens, {kept:,} entries kept per KV head "
-        f"({kept_entries:,} of {full_entries:,}, {100 * kept_entries / full_entries:.1f} %)"
-    )
-
-
-def _truncated_from(sizes: Report | Estimate) -> int | None:
-    """Tokens the document had before --truncate cut it, None when it was read whole."""
-    tokens: int | None = getattr(sizes, "document_tokens_before_truncation", None)
-    return tokens
-
-
-def _say_cut(sizes: Report | Estimate) -> None:
-    before = _truncated_from(sizes)
-    if before is not None:
-        say(f"  cut: the first {sizes.document_tokens:,} of {before:,} tokens were read (--truncate)")
-
-
-def _names(target: Target) -> dict[str, Any]:
-    return {"file": None if target.path is None else str(target.path), "document": target.document}
-
-
-def _about(model: Model, target: Target, job: Job) -> dict[str, Any]:
-    return _names(target) | {
-        "model": model.id,
-        "method": job.settings.method,
-        "observer": job.settings.observe,
-        "budget": job.settings.budget,
-        "kv_dtype": job.settings.kv_dtype,
-        "zstd": job.settings.zstd,
-    }

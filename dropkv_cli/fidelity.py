@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,8 +43,8 @@ def grade(kept: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as whole per cents; what is not all is never shown as 100."""
-    return f"{100 if share >= 1 else max(0, min(round(100 * share), 99))} %"
+    """A share as whole per cents, rounded down: what is not all is never shown as 100, nor a share as one of the next grade."""
+    return f"{max(0, min(math.floor(100 * share + 1e-9), 100))} %"
 
 
 def _number(values: Mapping[str, Any], key: str) -> float | None:

@@ -112,6 +112,8 @@ def _plain(value: Any) -> str:
 
 def _budget(metadata: Metadata) -> str:
     budget = metadata.budget
+    if all(layer.kind == "sliding" for layer in metadata.layers):
+        return f"{budget.asked!r} asked, not used: all layers slide and keep their last window"
     asked = f"{budget.asked!r} of the tokens" if isinstance(budget.asked, float) else f"{budget.asked:,} entries"
     alpha = "" if budget.alpha is None else f", alpha {budget.alpha:g}"
     forced = f"{budget.forced_first} first and {budget.forced_last} last always"

@@ -8,15 +8,19 @@ another, so the command is part of the name (DROPKV_QUERY_MODEL).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 
 import click
+
+from formats.errors import printable
 
 PREFIX = "DROPKV_"
 # What a single run is about, and switches that give up a safeguard or publish something, are written where they are meant.
 NEVER = frozenset(
     {"output", "questions-file", "resume", "dry-run", "force", "allow-mismatch", "public", "token", "name"}
 )
+OTHERS = frozenset({"DROPKV_CACHE", "DROPKV_DEBUG"})  # of no option
 BENCH = frozenset({"dtype", "device"})  # figures must not depend on settings that no plan and no command line shows
 
 
@@ -61,6 +65,21 @@ def blamed(command: click.Command, arguments: Sequence[str], message: str) -> st
         if os.environ[name].casefold() in folded and long_name(option).replace("-", " ") in folded.replace("-", " ")
     ]
     return f" ({', '.join(names)})" if names else ""
+
+
+def misspelt(commands: Callable[[], Iterable[click.Command]]) -> list[str]:
+    """A line for each DROPKV_ variable that is set and means nothing to any of the commands (called for if there may be one)."""
+    unsure = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in OTHERS)
+    if not unsure:
+        return []
+    known = {str(option.envvar) for command in commands() for option in _options(command) if option.envvar} | OTHERS
+    return [_misspelt(name, known) for name in unsure if name not in known]
+
+
+def _misspelt(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name.removeprefix(PREFIX), [each.removeprefix(PREFIX) for each in sorted(known)], 1)
+    advice = f"did you mean {PREFIX}{near[0]}?" if near else "docs/commands.md and `--help` name those that do"
+    return f"note: the variable {printable(name)} means nothing to dropkv; {advice}"
 
 
 def _options(command: click.Command) -> Iterator[click.Option]:

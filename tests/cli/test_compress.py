@@ -305,21 +305,31 @@ def test_truncate_cuts_what_does_not_fit(dropkv: Dropkv, tmp_path: Path, model: 
     assert 300 < read_header(tmp_path / "long.kv").metadata.document.tokens < 512
 
 
-def test_what_truncate_cut_is_said(
-    dropkv: Dropkv, document: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dropkv.compression import Estimate, Report
-
-    for kind in (Report, Estimate):
-        monkeypatch.setattr(kind, "document_tokens_before_truncation", 11_398, raising=False)
-    monkeypatch.setattr("dropkv_cli.compress._truncated_from", lambda sizes: 11_398)
-    output = document.with_suffix(".kv")
-    arguments = ("compress", document, "-o", output, "--model", model, *SETTINGS, "--force")
-    for more in ([], ["--dry-run"]):
+def test_what_truncate_cut_is_said(dropkv: Dropkv, tmp_path: Path, model: Path) -> None:
+    (tmp_path / "long.txt").write_text(TEXT * 40)
+    arguments = ("compress", tmp_path / "long.txt", "-o", tmp_path / "long.kv", "--model", model, *SETTINGS)
+    for more in (["--truncate", "--force"], ["--truncate", "--force", "--dry-run"]):
         (record,) = dropkv(*arguments, *more, "--json").records
-        assert record["truncated_from"] == 11_398
-        line = f"  cut: the first {record['document_tokens']} of 11,398 tokens were read (--truncate)\n"
-        assert line in dropkv(*arguments, *more).err
+        read, whole = record["document_tokens"], record["truncated_from"]
+        assert read < 512 < whole
+        assert f"  cut: the first {read} of {whole:,} tokens were read (--truncate)\n" in dropkv(*arguments, *more).err
+
+
+def test_a_model_whose_layers_all_slide_says_that_the_budget_is_not_used(
+    dropkv: Dropkv, document: Path, make_model: Callable[..., Path]
+) -> None:
+    folder = make_model(family="mistral", sliding_window=24)
+    output = document.with_suffix(".kv")
+    arguments = ("compress", document, "-o", output, "--model", folder, *SETTINGS)
+    for more in ([], ["--force", "--dry-run"]):
+        done = dropkv(*arguments, *more)
+        assert done.code == 0, done.err
+        assert f"note: --budget and --method are not used, all layers of {folder.name} slide" in done.err
+        assert "the last window of each layer kept" in done.err and "per KV head" not in done.err
+    metadata = read_header(output).metadata
+    assert {layer.entries for layer in metadata.layers} == {24 * metadata.layers[0].kv_heads}
+    assert metadata.fidelity is not None and metadata.fidelity["kept_information"] in (None, 1.0)
+    assert "not used: all layers slide" in dropkv("info", output).out
 
 
 def test_options_that_change_nothing_are_said(dropkv: Dropkv, document: Path, model: Path) -> None:

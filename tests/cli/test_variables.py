@@ -68,6 +68,22 @@ def test_an_invalid_value_is_told_with_its_variable(
     dropkv("compress", document, "-o", document.with_suffix(".kv")).failed_with(2, *words)
 
 
+def test_a_misspelt_variable_is_told_once_with_the_nearest_name(
+    dropkv: Dropkv, kv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BUGDET", "QUERY_MODELL", "OUTPUT", "CACHE", "DEBUG", "BUDGET", "COMPRESS_SYSTEM"):
+        monkeypatch.setenv(f"DROPKV_{name}", "")
+    done = dropkv("info", kv, "--json")
+    assert done.code == 0 and len(done.records) == 1
+    assert done.err.splitlines() == [
+        "note: the variable DROPKV_BUGDET means nothing to dropkv; did you mean DROPKV_BUDGET?",
+        "note: the variable DROPKV_OUTPUT means nothing to dropkv; docs/commands.md and `--help` name those that do",
+        "note: the variable DROPKV_QUERY_MODELL means nothing to dropkv; did you mean DROPKV_QUERY_MODEL?",
+    ]
+    monkeypatch.setenv("_DROPKV_COMPLETE", "bash_complete")
+    assert "note:" not in dropkv("info", kv).err
+
+
 def test_a_variable_that_an_option_overrules_is_not_blamed(
     dropkv: Dropkv, document: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,246 @@
+"""The run of a prefill: what happens to the queries, keys and values of every layer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dropkv.attention import LayerDone, output_projection, rotation
+from dropkv.devices import wait_for
+from dropkv.errors import ModelError
+from dropkv.kernels.causal import causal_attention
+from dropkv.kernels.probe import probe_attention
+from dropkv.kernels.score import Observed
+from dropkv.methods import Gathered, LayerContext, LayerScores, Method, observe_all, score_all
+from dropkv.models import LayerGeometry
+from dropkv.observers import Observation, Probe
+from dropkv.queries import Queries
+from dropkv.rope import Regime
+from dropkv.spans import Span, range_of
+
+Progress = Callable[[int, int], None]
+
+
+class Reader(Protocol):
+    """Takes in the layers of one prefill, in order. `methods`: those whose scores it wants, as the observer leaves them."""
+
+    methods: Sequence[Method]
+
+    def full(self, layer: int, context: LayerContext, scores: Sequence[LayerScores]) -> None:
+        """A layer with full attention and its scores, one for each of `methods`. The context's k and v are buffers that the next layer
+        overwrites: copy what is kept."""
+        ...
+
+    def sliding(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """A layer with sliding attention: k and v [kv_heads, n, d], buffers as well. It has no scores."""
+        ...
+
+
+class PrefillRun:
+    """The run that travels with the forward call: holds the current layer's buffers, observes, and hands finished layers to the reader."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        geometry: Sequence[LayerGeometry],
+        n: int,
+        spans: Sequence[Span],
+        observation: Observation,
+        reader: Reader,
+        seeds: Sequence[int],
+        progress: Progress | None,
+        regime: Regime,
+    ) -> None:
+        self.network = network
+        self.geometry = geometry
+        self.n = n
+        self.spans = spans
+        self.observation = observation
+        self.reader = reader
+        self.methods = tuple(reader.methods)
+        self.seeds = tuple(seeds)
+        self.progress = progress
+        self.regime = regime
+        self.done = 0
+        self.score_seconds = 0.0
+        self.held_seconds = 0.0
+        self.left = 0.0  # when the last layer was done
+        self._needs = frozenset[str]().union(*(method.needs for method in self.methods))
+        self._span = spans[0]
+        self._held_since = 0.0
+        self._seen: set[int] = set()
+        self._k: Tensor | None = None
+        self._v: Tensor | None = None
+        self._constants: tuple[float, float | None] = (1.0, None)
+        self._forget()
+
+    def _forget(self) -> None:
+        """What belongs to one layer alone starts anew."""
+        self._queries = Queries(self.n, self.observation.window, self._needs)
+        self._gathered = [Gathered() for _ in self.methods]
+        self._context: LayerContext | None = None
+
+    def enter(self, layer: int, number: int) -> None:
+        """A layer is about to compute slice `number`."""
+        self._span = self.spans[number]
+        if self._holding:
+            self._held_since = self._now()
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Store the slice's k and v, observe with its q where that is asked, and give its attention outputs."""
+        if q.shape[0] != len(self.seeds):
+            raise ModelError(f"the prefill of {len(self.seeds)} documents was called with a batch of {q.shape[0]}")
+        self._seen.add(layer)
+        self._constants = (scale, softcap)
+        reach = self._reach(layer, window)
+        queries, keys, values = (part.flatten(0, 1) for part in (q, k, v))
+        if self._span.probe is not None:
+            out = self._probe(layer, self._span.probe, queries, keys, values, reach)
+            return out.view(*q.shape[:2], *out.shape[1:])
+        start, stop = self._span.start, self._span.stop
+        buffer_k, buffer_v = self._buffers(keys, values)
+        buffer_k[:, start:stop] = keys
+        buffer_v[:, start:stop] = values
+        if self.geometry[layer].kind == "full":
+            started = time.perf_counter()
+            self._queries.add(queries, buffer_k[:, :stop], scale, softcap, partial(self._rotation, layer))
+            self.score_seconds += time.perf_counter() - started
+        if layer == len(self.geometry) - 1:
+            raise LayerDone  # nothing follows: keys, values and queries are all that is needed
+        out = causal_attention(
+            queries, buffer_k[:, :stop], buffer_v[:, :stop], scale=scale, reach=reach, softcap=softcap
+        )
+        return out.view(*q.shape[:2], *out.shape[1:])
+
+    def leave(self, layer: int) -> None:
+        """All slices of a layer have run: score it, hand it over, and free the buffers for the next layer."""
+        if layer not in self._seen or self._k is None or self._v is None:
+            raise ModelError(f"layer {layer} did not hand its attention to dropkv: use another model")
+        if self._holding:
+            self.held_seconds += self._now() - self._held_since
+        started = time.perf_counter()
+        geometry = self.geometry[layer]
+        k, v = self._k[:, : self.n], self._v[:, : self.n]
+        if not bool(torch.isfinite(k).all() & torch.isfinite(v).all()):
+            raise ModelError(
+                f"layer {layer} computed keys or values that are not finite: nothing was written, use another --dtype"
+            )
+        if geometry.kind == "sliding":
+            self.reader.sliding(layer, k, v)
+        else:
+            context = self._observed_context(layer)
+            scores = score_all(self.methods, context, [gathered.scores() for gathered in self._gathered])
+            if scores and not bool(torch.isfinite(torch.stack([one.raw for one in scores])).all()):
+                raise ModelError(
+                    f"layer {layer} has scores that are not finite: nothing was written, use another --dtype"
+                )
+            self.reader.full(layer, context, scores)
+        self.done += 1
+        self._forget()
+        if layer + 1 < len(self.geometry) and self.geometry[layer + 1] != geometry:
+            self._k = self._v = None
+        self.left = time.perf_counter()
+        self.score_seconds += self.left - started
+        if self.progress is not None:
+            self.progress(layer + 1, len(self.geometry))
+
+    @property
+    def _holding(self) -> bool:
+        """Whether the current slice is the held-out text; it is the last one of a layer."""
+        return self._span.probe is not None and self._span.probe.observing == 0
+
+    def _now(self) -> float:
+        """The time, with the device's work before it done, so that the held-out text's share is its own."""
+        if self._k is not None:
+            wait_for([self._k.device])
+        return time.perf_counter()
+
+    def _probe(self, layer: int, probe: Probe, q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
+        """Attention of a probe's tokens over the document keys it sees and itself; their contributions go into the layer's scores."""
+        buffer_k, buffer_v = self._buffers(k, v)
+        scale, softcap = self._constants
+        started = time.perf_counter()
+        first, last = probe.scored
+        keys = torch.cat([*(buffer_k[:, start:stop] for start, stop in (probe.scored, *probe.seen)), k], dim=1)
+        values = torch.cat([*(buffer_v[:, start:stop] for start, stop in (probe.scored, *probe.seen)), v], dim=1)
+        positions = None
+        if reach is not None:
+            places = [*range_of((probe.scored, *probe.seen)), *range(self.n, self.n + q.shape[1])]
+            positions = torch.tensor(places, device=q.device)
+        observers = [index for index, method in enumerate(self.methods) if method.observed is not None]
+        methods = [self.methods[index] for index in observers]
+        wanted = bool(methods) and self.geometry[layer].kind == "full" and not self._holding
+        projected = wanted and any(method.projected for method in methods)
+
+        def score(queries: Observed) -> list[LayerScores]:
+            return observe_all(methods, queries, self._observed_context(layer), first)
+
+        outputs, scores = probe_attention(
+            q,
+            keys,
+            values,
+            scale=scale,
+            columns=last - first,
+            score=score if wanted else None,
+            softcap=softcap,
+            positions=positions,
+            reach=reach,
+            observing=probe.observing,
+            roots=self._observed_context(layer).roots if projected else None,
+        )
+        for index, part in zip(observers, scores or (), strict=False):
+            self._gathered[index].add(part, first, self.n)
+        if self._holding:
+            return outputs  # in the last layer too: predictions follow
+        self.score_seconds += time.perf_counter() - started
+        if layer == len(self.geometry) - 1:
+            raise LayerDone
+        return outputs
+
+    def _observed_context(self, layer: int) -> LayerContext:
+        """The layer as methods see it; its document slices have all run."""
+        if self._context is None:
+            assert self._k is not None and self._v is not None
+            k, v = self._k[:, : self.n], self._v[:, : self.n]
+            scale, softcap = self._constants
+            geometry = self.geometry[layer]
+            self._context = LayerContext(
+                k,
+                v,
+                scale,
+                softcap,
+                q=self._queries.window(k, geometry.query_heads * len(self.seeds)),
+                wo=lambda: output_projection(self.network, layer, geometry.query_heads * geometry.d_v),
+                attention=self._queries.attention,
+                expected=self._queries.expected(partial(self._rotation, layer)),
+                seed=self.seeds[0] + layer,
+                more_seeds=tuple(seed + layer for seed in self.seeds[1:]),
+            )
+        return self._context
+
+    def _rotation(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin at `positions`; where others are rotated otherwise, those beyond the document's regime count as its last."""
+        if self.regime.by_length:
+            positions = positions.clamp(max=self.regime.up_to - 1)
+        return rotation(self.network, layer, positions, self.n)
+
+    def _buffers(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self._k is None or self._v is None or self._k.device != k.device:
+            self._k = k.new_empty((k.shape[0], self.n, k.shape[-1]))
+            self._v = v.new_empty((v.shape[0], self.n, v.shape[-1]))
+        return self._k, self._v
+
+    def _reach(self, layer: int, window: int | None) -> int | None:
+        """How far a layer sees back: what the geometry says must be what the layer itself says."""
+        geometry = self.geometry[layer]
+        reach = geometry.window if geometry.kind == "sliding" else None
+        if reach is not None and window is not None and window != reach:
+            raise ModelError(f"layer {layer} slides over {window} tokens, its config says {reach}: use another model")
+        return reach
