@@ -42,8 +42,9 @@ lint: venv
 types: venv
 	@$(BIN)/mypy --strict --no-error-summary formats dropkv dropkv_cli
 
+# Most tests run tiny models, or commands beside each other, where PyTorch's threads only wait for one another.
 test: lint types
-	@$(BIN)/python -m pytest -q
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q
 
 # The seed of a failure is printed, and the file kept: FUZZ="--seed S --only I" tries it again.
 FUZZ_SECONDS ?= 300
