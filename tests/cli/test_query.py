@@ -236,6 +236,23 @@ class Terminal:
         while self.shown.count(what) < count:
             self.shown += os.read(self.ours, 4096)
 
+    def wait_busy(self, seconds: float) -> None:
+        """Until the process has computed for so long: it is well into an answer, of which a random model may show little."""
+        until = self._computed() + seconds
+        while self._computed() < until:
+            time.sleep(0.05)
+
+    def wait_idle(self) -> None:
+        """Until it computes no more, and waits at its prompt: readline is deaf between showing the prompt and waiting at it."""
+        before = -1.0
+        while before != (before := self._computed()):
+            time.sleep(0.3)
+
+    def _computed(self) -> float:
+        """Processor seconds."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def end(self) -> tuple[int, str]:
         """Wait for the end; gives the exit code and standard error."""
         assert self.process.stderr
@@ -272,15 +289,15 @@ def test_ctrl_c_stops_the_answer_and_then_the_prompt(
     terminal = Terminal("query", output, "--model", patient, *chat, "--max-new-tokens", "100000")
     terminal.wait_for(1)
     terminal.write(b"Which ship?\n")
-    time.sleep(0.7)  # well into the answer, of which a random model may show little
+    terminal.wait_busy(0.5)
     terminal.process.send_signal(signal.SIGINT)
     terminal.wait_for(1, b"\r\n> ")  # a line feed, and the prompt again
     terminal.shown = b""
     terminal.write(b"who?\n")
-    time.sleep(0.7)
+    terminal.wait_busy(0.5)
     terminal.process.send_signal(signal.SIGINT)
     terminal.wait_for(1, b"\r\n> ")
-    time.sleep(0.3)  # between showing the prompt and waiting at it, readline is deaf
+    terminal.wait_idle()
     terminal.process.send_signal(signal.SIGINT)
     code, said = terminal.end()
     assert code == 130 and "Traceback" not in said
