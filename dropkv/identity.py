@@ -92,8 +92,9 @@ def mismatches(metadata: Metadata, model: Model, seam: Seam) -> list[Mismatch]:
     if not weights_agree(metadata.model.weights, weights):
         found.append(Mismatch("weights", _weights_name(metadata.model.weights), _weights_name(weights)))
     tokenizer = tokenizer_fingerprint(model.tokenizer)
-    if metadata.tokenizer.fingerprint not in (tokenizer, tokenizer_fingerprint(model.tokenizer, words=0)):
-        found.append(Mismatch("tokenizer", _digits(metadata.tokenizer.fingerprint), _digits(tokenizer)))
+    wanted = metadata.tokenizer.fingerprint
+    if wanted != tokenizer and wanted != tokenizer_fingerprint(model.tokenizer, words=0):
+        found.append(Mismatch("tokenizer", _digits(wanted), _digits(tokenizer)))
     if metadata.tokenizer.template_hash != seam.fingerprint:
         found.append(Mismatch("chat template", _digits(metadata.tokenizer.template_hash), _digits(seam.fingerprint)))
     return found
@@ -176,8 +177,8 @@ def tokenizer_fingerprint(tokenizer: Any, *, words: int = PROBE_WORDS) -> str:
         token.content for token in getattr(tokenizer, "added_tokens_decoder", {}).values() if token.special
     )
     ids = list(tokenizer(PROBE_TEXT, add_special_tokens=False, verbose=False).input_ids)
-    plain = [text for text, _ in pairs if text.isascii() and text.isalpha() and len(text) > 2]
-    if words and plain:
+    plain = [text for text, _ in pairs if text.isascii() and text.isalpha() and len(text) > 2] if words else []
+    if plain:
         probe = " ".join(plain[index * len(plain) // words] for index in range(words))
         ids += tokenizer(probe, add_special_tokens=False, verbose=False).input_ids
     state.update(json.dumps([special, ids]).encode())
