@@ -7,7 +7,7 @@ maximum over the rows goes to memory. Probabilities never do, keys and values ar
 Precision: weights are rounded to the values' type for the product with them, and the outputs are divided by the sum of the rounded ones, so
 that a stays a convex combination of values and a - v is as exact as the weights are. For keys with p > 1/2, at most one per row, 1 - p comes
 from the sum of the other weights, and a - v is made directly instead of from squares that cancel.
-The plain-torch twin is `dropkv.kernels.probe.probe_attention`.
+The plain-torch twin is `dropkv.kernels.probe.probe_attention`. Not used by the prefill yet: see benchmarks/replay_kernel.py.
 """
 
 from __future__ import annotations
@@ -64,12 +64,11 @@ def fused_replay(
     group = heads // kv_heads
     out = q.new_empty((heads, tokens, d_v))
     scores = torch.zeros((kv_heads, n), dtype=torch.float32, device=q.device)
-    table, tiles = [], []
+    table: list[list[int]] = []
+    tiles: list[tuple[int, int]] = []
     for number, segment in enumerate(segments):
-        table.append(
-            [segment.start, segment.stop, segment.observing, segment.first, segment.last]
-            + [segment.sink_first, segment.sink_last]
-        )
+        sinks = (segment.sink_first, segment.sink_last)
+        table.append([segment.start, segment.stop, segment.observing, segment.first, segment.last, *sinks])
         tiles.extend((number, row) for row in range(0, (segment.stop - segment.start) * group, rows))
     places = torch.tensor(table, dtype=torch.int32, device=q.device)
     tile_table = torch.tensor(tiles, dtype=torch.int32, device=q.device)

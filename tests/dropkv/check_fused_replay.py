@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import os
+import sys
 
 sys.path.insert(0, os.getcwd())
 import torch
@@ -51,7 +51,8 @@ def main() -> None:
     dtype = getattr(torch, sys.argv[1])
     device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
     tolerance = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
-    generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(4)))
+    seed = 1 if device == "cpu" else int.from_bytes(os.urandom(4))  # CI sees the same numbers, a GPU fresh ones
+    generator = torch.Generator().manual_seed(seed)
     for heads, kv_heads, d, d_v, rows, columns in (
         (2, 1, 16, 16, 16, 16),
         (7, 1, 24, 20, 16, 16),
