@@ -341,7 +341,7 @@ def question_tokens(seam: Seam, question: Question) -> list[int]:
 def _keep(surveyed: Survey, cell: Cell, head_tokens: int) -> Tensor:
     """bool [layers, kv_heads, n] of a cell."""
     if cell.method == "full":
-        return torch.ones_like(surveyed.everything)
+        return surveyed.everything
     if cell.method == "no-document":  # the template's head alone
         keep = torch.zeros_like(surveyed.everything)
         keep[..., : max(1, head_tokens)] = True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from dropkv.bench.tasks._match import match_all
 from dropkv.errors import UsageError
 from dropkv.tokens import PieceEncoder
 
@@ -117,6 +118,6 @@ class Task(ABC):
     def _documents(self, frame: Frame, seed: int) -> Iterator[Made]:
         """Documents one after the other, without end where nothing limits them."""
 
-    @abstractmethod
     def score(self, prediction: str, question: Question) -> float:
-        """How right an answer is, 0 to 1."""
+        """How right an answer is, 0 to 1: the share of the expected strings that it holds, unless a task knows better."""
+        return match_all(prediction, question.answers)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dropkv.bench.tasks._base import Frame, Made, Question, Task
-from dropkv.bench.tasks._match import match_all
 from dropkv.bench.tasks._text import Haystack
 from dropkv.bench.tasks._words import number
 
@@ -36,9 +35,6 @@ class FiveFacts(Task):
     """essay: text file of the haystack, None for Python's help texts."""
 
     essay: str | None = None
-
-    def score(self, prediction: str, question: Question) -> float:
-        return match_all(prediction, question.answers)
 
     def _documents(self, frame: Frame, seed: int) -> Iterator[Made]:
         text = Haystack.read(frame, self.essay)

@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable, Iterator
 
 from dropkv.bench.tasks._base import Frame, Made, Question, Task
-from dropkv.bench.tasks._match import match_all
 from dropkv.bench.tasks._text import HELP_TEXTS, help_texts, insert
 from dropkv.bench.tasks._words import listed
 
@@ -38,9 +37,6 @@ def make(name: str, *, data: str | None, essay: str | None) -> Task:
 
 class Needles(Task):
     """Its random numbers run on from sample to sample, so that a sample depends on how many came before it."""
-
-    def score(self, prediction: str, question: Question) -> float:
-        return match_all(prediction, question.answers)
 
     def _documents(self, frame: Frame, seed: int) -> Iterator[Made]:
         draw = random.Random(seed)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from dropkv.bench.tasks._base import Frame, Made, Question, Task
-from dropkv.bench.tasks._match import match_all
 from dropkv.bench.tasks._words import word_list
 
 NAMES = ("cwe",)
@@ -35,9 +34,6 @@ class CommonWords(Task):
     @cached_property
     def words(self) -> list[str]:
         return sorted({word for kind in ("noun", "adjective", "verb") for word in word_list(kind)})
-
-    def score(self, prediction: str, question: Question) -> float:
-        return match_all(prediction, question.answers)
 
     def _documents(self, frame: Frame, seed: int) -> Iterator[Made]:
         often, seldom = (30, 3) if frame.length >= LONG else (6, 1)

@@ -13,7 +13,6 @@ import string
 from collections.abc import Iterator
 
 from dropkv.bench.tasks._base import Frame, Made, Question, Task
-from dropkv.bench.tasks._match import match_all
 
 NAMES = ("fwe",)
 LETTERS = 6
@@ -35,9 +34,6 @@ def make(name: str, *, data: str | None, essay: str | None) -> Task:
 
 
 class FrequentWords(Task):
-    def score(self, prediction: str, question: Question) -> float:
-        return match_all(prediction, question.answers)
-
     def _documents(self, frame: Frame, seed: int) -> Iterator[Made]:
         introduction = frame.encode(INTRODUCTION)
         room = frame.room - len(introduction)

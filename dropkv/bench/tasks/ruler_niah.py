@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Literal
 
 from dropkv.bench.tasks._base import Frame, Made, Question, Task
-from dropkv.bench.tasks._match import match_all
 from dropkv.bench.tasks._text import Haystack, insert
 from dropkv.bench.tasks._words import listed, number, uuid4, word_list
 
@@ -67,9 +66,6 @@ class RulerNeedles(Task):
     def words(self) -> tuple[list[str], list[str]]:
         """Adjectives and nouns; a key joins one of each."""
         return word_list("adjective"), word_list("noun")
-
-    def score(self, prediction: str, question: Question) -> float:
-        return match_all(prediction, question.answers)
 
     def _documents(self, frame: Frame, seed: int) -> Iterator[Made]:
         shape, plural = self.shape, self.shape.values * self.shape.asked > 1

@@ -12,7 +12,6 @@ import string
 from collections.abc import Iterator
 
 from dropkv.bench.tasks._base import Frame, Made, Question, Task
-from dropkv.bench.tasks._match import match_all
 from dropkv.bench.tasks._text import insert
 from dropkv.bench.tasks._words import number
 from dropkv.bench.tasks.ruler_niah import NOISE
@@ -30,9 +29,6 @@ def make(name: str, *, data: str | None, essay: str | None) -> Task:
 
 
 class Tracking(Task):
-    def score(self, prediction: str, question: Question) -> float:
-        return match_all(prediction, question.answers)
-
     def _documents(self, frame: Frame, seed: int) -> Iterator[Made]:
         introduction = frame.encode(INTRODUCTION)
         for index in itertools.count():
