@@ -100,12 +100,8 @@ def whole(file: str | os.PathLike[str], hub: Hub | None = None) -> Place:
 
     Raises UsageError for a malformed address, HubError.
     """
-    if not is_address(file):
-        refuse_web_address(file)
-        return file
-    hub = hub or Hub()
-    known = _known(parse_address(str(file)), hub)
-    return known if isinstance(known, CachedFile) else download(known, hub)
+    place = parts(file, hub)
+    return download(place.found, place.hub) if isinstance(place, RemoteFile) else place
 
 
 def parts(file: str | os.PathLike[str], hub: Hub | None = None) -> Place:
