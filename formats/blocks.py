@@ -12,28 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from formats import codecs, semantics
 from formats.errors import CorruptFile
-from formats.hashing import digest, run_bytes, spans
+from formats.hashing import digest, spans
 from formats.header import Header
 from formats.layout import ITEM_BYTES, TensorInfo
 from formats.source import Source
-
-
-def read_range(source: Source, header: Header, info: TensorInfo, start: int, stop: int, out: memoryview) -> None:
-    """Fill `out` with bytes [start, stop) of a tensor; reads and checks only the blocks that cover them.
-
-    Raises CorruptFile naming tensor and block. `out` may then hold unchecked bytes: drop it.
-    """
-    assert 0 <= start <= stop <= info.size and len(out) == stop - start
-    step = header.block_bytes
-    whole_start, whole_stop = -(-start // step) * step, stop if stop == info.size else stop // step * step
-    if whole_start >= whole_stop:  # nothing but ends
-        whole_start = whole_stop = stop
-    for low, high in spans(start, whole_start, step):
-        _read_part(source, header, info, low, high, out[low - start : high - start])
-    for low, high in spans(whole_start, whole_stop, run_bytes(step)):
-        read_blocks(source, header, info, low, out[low - start : high - start])
-    for low, high in spans(whole_stop, stop, step):
-        _read_part(source, header, info, low, high, out[low - start : high - start])
 
 
 def read_blocks(source: Source, header: Header, info: TensorInfo, start: int, out: memoryview) -> None:
@@ -87,13 +69,6 @@ def check_block(header: Header, info: TensorInfo, number: int, stored: memoryvie
 def _compare(data: memoryview, wanted: str) -> None:
     if digest(data) != wanted:
         raise CorruptFile("does not match its hash: a byte was changed")
-
-
-def _read_part(source: Source, header: Header, info: TensorInfo, low: int, high: int, out: memoryview) -> None:
-    begin = low // header.block_bytes * header.block_bytes
-    block = memoryview(bytearray(min(header.block_bytes, info.size - begin)))
-    read_blocks(source, header, info, begin, block)
-    out[:] = block[low - begin : high - begin]
 
 
 def run_all(tasks: Iterable[Callable[[], None]], threads: int) -> None:

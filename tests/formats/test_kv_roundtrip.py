@@ -14,9 +14,9 @@ from safetensors import safe_open
 
 import formats
 from formats import header, read_file, read_header, verify_file
-from formats.blocks import read_range
 from formats.entries import ENTRY_FIELDS, INDEX_FIELDS
 from formats.grids import SCALE_FIELDS
+from formats.partial import Part, read_parts
 from formats.source import FileSource, open_source
 
 FIELDS = (*INDEX_FIELDS, *ENTRY_FIELDS)
@@ -212,7 +212,7 @@ def test_range_reads_only_the_blocks_that_cover_it(tmp_path, make_sample):
         for start, stop in pairs + edges:
             source.reads.clear()
             out = bytearray(stop - start)
-            read_range(source, found, info, start, stop, memoryview(out))
+            read_parts(source, found, [(Part(info, start, stop), memoryview(out))], threads=1)
             assert bytes(out) == wanted[start:stop]
             low = found.data_start + info.start + start // 4096 * 4096
             high = found.data_start + info.start + min(size, -(-stop // 4096) * 4096)
@@ -230,7 +230,7 @@ def test_damage_outside_the_range_does_not_matter_inside_it_does(tmp_path, make_
     path.write_bytes(raw)
     with open_source(path) as source:
         out = memoryview(bytearray(100))
-        read_range(source, found, info, 2 * 4096, 2 * 4096 + 100, out)
+        read_parts(source, found, [(Part(info, 2 * 4096, 2 * 4096 + 100), out)], threads=1)
         assert bytes(out) == bits(sample.layers[0].keys).numpy().tobytes()[8192:8292]
         with pytest.raises(formats.CorruptFile, match=r"layers\.0\.keys, block 3 \(file bytes \d+-\d+\)"):
-            read_range(source, found, info, 4 * 4096 - 100, 4 * 4096, out)
+            read_parts(source, found, [(Part(info, 4 * 4096 - 100, 4 * 4096), out)], threads=1)
