@@ -1,0 +1,250 @@
+"""Attention of a few queries over many keys in one pass over K and V (Triton): outputs, log-sum-exps, and what the score of a key with p > 1/2
+needs. The plain-torch twin is `dropkv.kernels.score.Window`.
+
+The keys are split over programs, whose parts are merged by their largest logit. Every row (a query of a query head) leaves its largest key out
+of its sums: with p near 1 that key's 1 - p is the sum of all other weights, and a - v is made of the other keys alone, so neither cancels. The
+key is put back when a larger one is met, which is rare after the first tiles.
+
+Precision: logits and sums are float32; weights go into the product with V as two numbers of V's type, which together hold 16 bits or more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E = 1.4426950408889634
+LN2 = tl.constexpr(0.6931471805599453)
+EPS = tl.constexpr(1e-6)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel is cut: query rows and keys of a tile (powers of two, at least 16), warps, stages of its pipeline, programs a multiprocessor."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    programs: int = 2
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What queries [kv_heads, G, m] got of the keys they see.
+
+    outputs float32 [kv_heads, G, m, d_v], None where only sums were asked; log_sum_exp float32 [kv_heads, G, m], -inf for a query that sees
+    nothing. loud int32 [kv_heads, G, m]: the key with p > 1/2, -1 where there is none; loud_odds: its p / (1 - p + eps), loud_gap: its
+    ||a - v||^2, both float32 and free of cancellation. The last three are None where the attention came from elsewhere.
+    """
+
+    outputs: Tensor | None
+    log_sum_exp: Tensor
+    loud: Tensor | None = None
+    loud_odds: Tensor | None = None
+    loud_gap: Tensor | None = None
+
+
+def attend_window(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None = None, values: bool = True, tile: Tile | None = None
+) -> Attention:
+    """Attention of q [kv_heads, G, m, d], the queries of the last m keys, over k [kv_heads, n, d] and v [kv_heads, n, d_v]; causal.
+
+    The last dimension of each must be dense. values: False leaves V unread and gives log-sum-exps alone. A query before the first key
+    (m > n) sees nothing: its output is 0.
+    """
+    kv_heads, group, m, d = q.shape
+    n, d_v = v.shape[1:]
+    tile = tile or attend_tile(q, d_v, values)
+    blocks = triton.cdiv(group * m, tile.rows)
+    parts = max(1, min(triton.cdiv(n, tile.keys), programs_of(q, tile) // (kv_heads * blocks)))
+    span = triton.cdiv(triton.cdiv(n, tile.keys), parts) * tile.keys
+    parts = max(1, triton.cdiv(n, span))
+    rows = blocks * tile.rows
+    sums = torch.empty((3, kv_heads, parts, rows), dtype=torch.float32, device=q.device)
+    partial = torch.empty((kv_heads, parts, rows, d_v if values else 0), dtype=torch.float32, device=q.device)
+    inner, outer = logit_factors(scale, softcap)
+    sizes = {
+        "D": d, "DV": d_v, "BD": width_of(d), "BDV": width_of(d_v), "VALUES": values,
+    }  # fmt: skip
+    _attend[(parts, kv_heads, blocks)](
+        q, k, v, sums, partial, inner, outer, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        n, m, group, span, parts, kv_heads, rows, BM=tile.rows, BN=tile.keys, CAPPED=softcap is not None, **sizes,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    shape = (kv_heads, group, m)
+    outputs = torch.empty((*shape, d_v if values else 0), dtype=torch.float32, device=q.device)
+    found = torch.empty((3, *shape), dtype=torch.float32, device=q.device)
+    loud = torch.empty(shape, dtype=torch.int32, device=q.device)
+    few = 4
+    _merge[(triton.cdiv(group * m, few), kv_heads)](
+        v, sums, partial, outputs, found, loud, v.stride(0), v.stride(1), group * m, parts, kv_heads, rows, BR=few, **sizes, num_warps=4,
+    )  # fmt: skip
+    return Attention(outputs if values else None, found[0], loud, found[1], found[2])
+
+
+def attend_tile(q: Tensor, d_v: int, values: bool) -> Tile:
+    """A tile that suits the inputs."""
+    rows = 64 if q.shape[1] * q.shape[2] > 32 else 32 if q.shape[1] * q.shape[2] > 16 else 16
+    wide = max(q.shape[-1], d_v) > 128
+    if q.dtype == torch.float32:
+        return Tile(rows, 32, 4, 2)
+    return Tile(rows, 32 if wide else 64, 4, 3)
+
+
+def programs_of(q: Tensor, tile: Tile) -> int:
+    """How many programs fill the device; a few under the interpreter, so that merging is tried."""
+    if not q.is_cuda:
+        return 3 * q.shape[0]
+    return int(torch.cuda.get_device_properties(q.device).multi_processor_count) * tile.programs
+
+
+def logit_factors(scale: float, softcap: float | None) -> tuple[float, float]:
+    """What `logits` multiplies products and capped products with, so that exp2 of a logit is its weight."""
+    if softcap is None:
+        return scale * LOG2E, 1.0
+    return 2 * LOG2E * scale / softcap, softcap * LOG2E
+
+
+def width_of(d: int) -> int:
+    """A power of two that holds d numbers, as products of tiles need it."""
+    return max(16, int(triton.next_power_of_2(d)))
+
+
+@triton.jit
+def logits(products, inner, outer, CAPPED: tl.constexpr):
+    """Scaled products in powers of two; soft-capped ones by tanh(x) = 1 - 2 / (1 + exp(2 x))."""
+    x = products * inner
+    if CAPPED:
+        x = outer * (1.0 - 2.0 / (1.0 + tl.exp2(x)))
+    return x
+
+
+@triton.jit
+def tile_of(base, stride, lines, last, width, D: tl.constexpr, BD: tl.constexpr):
+    """Rows `lines` [BN, BD] of a matrix, zeros from `last` on and beyond D."""
+    if BD == D:
+        return tl.load(base + lines[:, None].to(tl.int64) * stride + width[None, :], mask=(lines < last)[:, None], other=0.0)
+    inside = (lines < last)[:, None] & (width < D)[None, :]
+    return tl.load(base + lines[:, None].to(tl.int64) * stride + width[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _attend(
+    Q, K, V, SUMS, PARTIAL, inner, outer, q_head, q_group, q_query, k_head, k_key, v_head, v_key,
+    n, m, group, span, parts, kv_heads, rows,
+    BM: tl.constexpr, BN: tl.constexpr, CAPPED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    VALUES: tl.constexpr,
+):  # fmt: skip
+    part, head, block = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    row = block * BM + tl.arange(0, BM)
+    query_head, query = row // m, row % m
+    real = query_head < group
+    width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
+    place = head * q_head + query_head[:, None].to(tl.int64) * q_group + query[:, None].to(tl.int64) * q_query + width[None, :]
+    q = tl.load(Q + place, mask=real[:, None] & (width < D)[None, :], other=0.0)
+    limit = tl.where(real, n - m + query, -1)  # the last key a row sees
+    first = part * span
+    last = tl.minimum(n, first + span)
+    k_base, v_base = K + head * k_head, V + head * v_head
+
+    best = tl.full([BM], -float("inf"), tl.float32)
+    base = tl.zeros([BM], tl.float32)  # the same, or 0 while nothing was seen
+    largest = tl.full([BM], -1, tl.int32)
+    others = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, BDV], tl.float32)
+    for start in range(first, last, BN):
+        lines = start + tl.arange(0, BN)
+        k = tile_of(k_base, k_key, lines, last, width, D, BD)
+        s = logits(tl.dot(q, tl.trans(k), input_precision="ieee"), inner, outer, CAPPED)
+        s = tl.where((lines[None, :] <= limit[:, None]) & (lines < last)[None, :], s, -float("inf"))
+        top = tl.max(s, 1)
+        grew = top > best
+        if tl.max(grew.to(tl.int32), 0) > 0:
+            new = tl.maximum(best, top)
+            base = tl.where(new == -float("inf"), 0.0, new)
+            fade = tl.exp2(best - base)
+            back = tl.where(grew, fade, 0.0)  # the weight of a key that is the largest no more; 0 where there was none
+            others = others * fade + back
+            if VALUES:
+                known = grew & (largest >= 0)
+                old = tl.load(
+                    v_base + largest[:, None].to(tl.int64) * v_key + value_width[None, :],
+                    mask=known[:, None] & (value_width < DV)[None, :], other=0.0,
+                ).to(tl.float32)  # fmt: skip
+                acc = acc * fade[:, None] + back[:, None] * old
+            largest = tl.where(grew, start + tl.argmax(s, 1), largest)
+            best = new
+        weights = tl.exp2(s - base[:, None])
+        weights = tl.where(lines[None, :] == largest[:, None], 0.0, weights)
+        others += tl.sum(weights, 1)
+        if VALUES:
+            v = tile_of(v_base, v_key, lines, last, value_width, DV, BDV)
+            high = weights.to(v.dtype)
+            acc = tl.dot(high, v, acc, input_precision="ieee")
+            if v.dtype != tl.float32:
+                acc = tl.dot((weights - high.to(tl.float32)).to(v.dtype), v, acc)
+    here = (head * parts + part) * rows + row
+    size = kv_heads.to(tl.int64) * parts * rows
+    tl.store(SUMS + here, best)
+    tl.store(SUMS + size + here, others)
+    tl.store(SUMS + 2 * size + here, largest.to(tl.float32, bitcast=True))
+    if VALUES:
+        tl.store(PARTIAL + here[:, None] * DV + value_width[None, :], acc, mask=(value_width < DV)[None, :])
+
+
+@triton.jit
+def _merge(
+    V, SUMS, PARTIAL, OUT, FOUND, LOUD, v_head, v_key, count, parts, kv_heads, rows,
+    BR: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """The parts of a few rows put together; `count` rows of a KV head are real."""
+    head = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * BR + tl.arange(0, BR)
+    real = row < count
+    width = tl.arange(0, BDV)
+    size = kv_heads.to(tl.int64) * parts * rows
+    best = tl.full([BR], -float("inf"), tl.float32)
+    winner = tl.full([BR], -1, tl.int32)
+    for part in range(0, parts):
+        top = tl.load(SUMS + (head * parts + part) * rows + row, mask=real, other=-float("inf"))
+        winner = tl.where(top > best, part, winner)
+        best = tl.maximum(best, top)
+    base = tl.where(best == -float("inf"), 0.0, best)
+    others = tl.zeros([BR], tl.float32)
+    acc = tl.zeros([BR, BDV], tl.float32)
+    largest = tl.full([BR], -1, tl.int32)
+    for part in range(0, parts):
+        here = (head * parts + part) * rows + row
+        fade = tl.exp2(tl.load(SUMS + here, mask=real, other=-float("inf")) - base)
+        own = tl.load(SUMS + 2 * size + here, mask=real, other=0.0).to(tl.int32, bitcast=True)
+        largest = tl.where(winner == part, own, largest)
+        back = tl.where(winner == part, 0.0, fade)
+        others += fade * tl.load(SUMS + size + here, mask=real, other=0.0) + back
+        if VALUES:
+            inside = real[:, None] & (width < DV)[None, :]
+            acc += fade[:, None] * tl.load(PARTIAL + here[:, None] * DV + width[None, :], mask=inside, other=0.0)
+            known = inside & (back > 0)[:, None]
+            old = tl.load(V + head * v_head + own[:, None].to(tl.int64) * v_key + width[None, :], mask=known, other=0.0)
+            acc += back[:, None] * old.to(tl.float32)
+    seen = real & (winner >= 0)
+    total = 1.0 + others
+    loud = seen & (others < 1.0)  # p > 1/2
+    index = head * count + row
+    everything = tl.where(seen, (base + tl.log2(total)) * LN2, -float("inf"))
+    tl.store(FOUND + index, everything, mask=real)
+    tl.store(LOUD + index, tl.where(loud, largest, -1), mask=real)
+    found = kv_heads.to(tl.int64) * count
+    tl.store(FOUND + found + index, 1.0 / (others + EPS * total), mask=real)
+    if VALUES:
+        inside = seen[:, None] & (width < DV)[None, :]
+        top_place = V + head * v_head + largest[:, None].to(tl.int64) * v_key + width[None, :]
+        own_value = tl.load(top_place, mask=inside, other=0.0).to(tl.float32)
+        gap = (acc - others[:, None] * own_value) / total[:, None]
+        tl.store(FOUND + 2 * found + index, tl.sum(gap * gap, 1), mask=real)
+        place = OUT + index[:, None] * DV + width[None, :]
+        tl.store(place, (acc + own_value) / total[:, None], mask=real[:, None] & (width < DV)[None, :])
