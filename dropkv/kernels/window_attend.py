@@ -5,7 +5,8 @@ The keys are split over programs, whose parts are merged by their largest logit.
 of its sums: with p near 1 that key's 1 - p is the sum of all other weights, and a - v is made of the other keys alone, so neither cancels. The
 key is put back when a larger one is met, which is rare after the first tiles.
 
-Precision: logits and sums are float32; weights go into the product with V as two numbers of V's type, which together hold 16 bits or more.
+Precision: logits and sums are float32; weights go into the product with V as two numbers of V's type, which together hold 16 bits or more
+(those of float16 enlarged, since it has no small numbers).
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def attend_window(
     _attend[(parts, kv_heads, blocks)](
         q, k, v, sums, partial, inner, outer, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         n, m, group, span, parts, kv_heads, rows, BM=tile.rows, BN=tile.keys, CAPPED=softcap is not None, **sizes,
+        BOOST=32768.0 if v.dtype == torch.float16 else 1.0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     shape = (kv_heads, group, m)
@@ -138,7 +140,7 @@ def _attend(
     Q, K, V, SUMS, PARTIAL, inner, outer, q_head, q_group, q_query, k_head, k_key, v_head, v_key,
     n, m, group, span, parts, kv_heads, rows,
     BM: tl.constexpr, BN: tl.constexpr, CAPPED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    VALUES: tl.constexpr,
+    VALUES: tl.constexpr, BOOST: tl.constexpr,
 ):  # fmt: skip
     part, head, block = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     row = block * BM + tl.arange(0, BM)
@@ -168,7 +170,7 @@ def _attend(
             new = tl.maximum(best, top)
             base = tl.where(new == -float("inf"), 0.0, new)
             fade = tl.exp2(best - base)
-            back = tl.where(grew, fade, 0.0)  # the weight of a key that is the largest no more; 0 where there was none
+            back = tl.where(grew, fade * BOOST, 0.0)  # the weight of a key that is the largest no more; 0 where there was none
             others = others * fade + back
             if VALUES:
                 known = grew & (largest >= 0)
@@ -179,7 +181,7 @@ def _attend(
                 acc = acc * fade[:, None] + back[:, None] * old
             largest = tl.where(grew, start + tl.argmax(s, 1), largest)
             best = new
-        weights = tl.exp2(s - base[:, None])
+        weights = tl.exp2(s - base[:, None]) * BOOST
         weights = tl.where(lines[None, :] == largest[:, None], 0.0, weights)
         others += tl.sum(weights, 1)
         if VALUES:
@@ -191,10 +193,10 @@ def _attend(
     here = (head * parts + part) * rows + row
     size = kv_heads.to(tl.int64) * parts * rows
     tl.store(SUMS + here, best)
-    tl.store(SUMS + size + here, others)
+    tl.store(SUMS + size + here, others / BOOST)
     tl.store(SUMS + 2 * size + here, largest.to(tl.float32, bitcast=True))
     if VALUES:
-        tl.store(PARTIAL + here[:, None] * DV + value_width[None, :], acc, mask=(value_width < DV)[None, :])
+        tl.store(PARTIAL + here[:, None] * DV + value_width[None, :], acc / BOOST, mask=(value_width < DV)[None, :])
 
 
 @triton.jit
