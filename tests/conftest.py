@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from dropkv.models import Model, load_model
 from tests import tiny
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(scope="session")

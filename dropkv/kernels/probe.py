@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from dropkv.kernels.dispatch import attend
 from dropkv.kernels.score import Attended, Observed, Window
 
 Scores = TypeVar("Scores")
@@ -51,9 +52,9 @@ def probe_attention(
     )
     window = Window(grouped, k, v, scale, softcap, columns, positions, reach, outputs, roots)
     if score is None:
-        return window.attend().reshape(heads, m, -1).to(q.dtype), None
+        return attend(window).reshape(heads, m, -1).to(q.dtype), None
     if observing is not None and observing < m:
-        outputs = window.attend()
+        outputs = attend(window)
         window = replace(window, q=grouped[:, :, m - observing :], outputs=None)
     scores = score(window)
     return outputs.reshape(heads, m, -1).to(q.dtype), scores

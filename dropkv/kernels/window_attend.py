@@ -11,7 +11,7 @@ Precision: logits and sums are float32; weights go into the product with V as tw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -25,13 +25,15 @@ EPS = tl.constexpr(1e-6)
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is cut: query rows and keys of a tile (powers of two, at least 16), warps, stages of its pipeline, programs a multiprocessor."""
+    """How a kernel is cut: query rows and keys of a tile (powers of two, at least 16), warps, stages of its pipeline, programs a multiprocessor;
+    copied: tiles of K and V are fetched by the copy engine of newer cards."""
 
     rows: int
     keys: int
     warps: int
     stages: int
     programs: int = 2
+    copied: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,21 @@ class Attention:
     loud_odds: Tensor | None = None
     loud_gap: Tensor | None = None
 
+    def last(self) -> Attention:
+        """That of the last query of every query head."""
+        parts = {name: part[:, :, -1:].contiguous() for name, part in vars(self).items() if part is not None}
+        return Attention(**({"outputs": None} | parts))
+
 
 def attend_window(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None = None, values: bool = True, tile: Tile | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    values: bool = True,
+    tile: Tile | None = None,
 ) -> Attention:
     """Attention of q [kv_heads, G, m, d], the queries of the last m keys, over k [kv_heads, n, d] and v [kv_heads, n, d_v]; causal.
 
@@ -94,8 +108,19 @@ def attend_tile(q: Tensor, d_v: int, values: bool) -> Tile:
     rows = 64 if q.shape[1] * q.shape[2] > 32 else 32 if q.shape[1] * q.shape[2] > 16 else 16
     wide = max(q.shape[-1], d_v) > 128
     if q.dtype == torch.float32:
-        return Tile(rows, 32, 4, 2)
-    return Tile(rows, 32 if wide else 64, 4, 3)
+        return fitting(Tile(rows, 32, 4, 2), q, d_v)
+    return fitting(Tile(rows, 32 if wide else 64, 4, 3), q, d_v)
+
+
+def fitting(tile: Tile, q: Tensor, d_v: int) -> Tile:
+    """The tile with as many stages, and then keys, as the device's shared memory holds."""
+    if not q.is_cuda:
+        return tile
+    room = int(torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin) - 4096
+    row = (width_of(q.shape[-1]) + 2 * width_of(d_v)) * q.element_size()
+    while tile.rows * row + tile.stages * tile.keys * row > room and tile.keys > 16:
+        tile = replace(tile, stages=tile.stages - 1) if tile.stages > 1 else replace(tile, keys=tile.keys // 2)
+    return tile
 
 
 def programs_of(q: Tensor, tile: Tile) -> int:
@@ -129,13 +154,13 @@ def logits(products, inner, outer, CAPPED: tl.constexpr):
 @triton.jit
 def tile_of(base, stride, lines, last, width, D: tl.constexpr, BD: tl.constexpr):
     """Rows `lines` [BN, BD] of a matrix, zeros from `last` on and beyond D."""
+    place = lines[:, None].to(tl.int64) * stride + width[None, :]
     if BD == D:
-        return tl.load(base + lines[:, None].to(tl.int64) * stride + width[None, :], mask=(lines < last)[:, None], other=0.0)
-    inside = (lines < last)[:, None] & (width < D)[None, :]
-    return tl.load(base + lines[:, None].to(tl.int64) * stride + width[None, :], mask=inside, other=0.0)
+        return tl.load(base + place, mask=(lines < last)[:, None], other=0.0)
+    return tl.load(base + place, mask=(lines < last)[:, None] & (width < D)[None, :], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "m", "group", "span", "parts", "kv_heads", "rows"])
 def _attend(
     Q, K, V, SUMS, PARTIAL, inner, outer, q_head, q_group, q_query, k_head, k_key, v_head, v_key,
     n, m, group, span, parts, kv_heads, rows,
@@ -147,8 +172,8 @@ def _attend(
     query_head, query = row // m, row % m
     real = query_head < group
     width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
-    place = head * q_head + query_head[:, None].to(tl.int64) * q_group + query[:, None].to(tl.int64) * q_query + width[None, :]
-    q = tl.load(Q + place, mask=real[:, None] & (width < D)[None, :], other=0.0)
+    place = query_head[:, None].to(tl.int64) * q_group + query[:, None].to(tl.int64) * q_query + width[None, :]
+    q = tl.load(Q + head * q_head + place, mask=real[:, None] & (width < D)[None, :], other=0.0)
     limit = tl.where(real, n - m + query, -1)  # the last key a row sees
     first = part * span
     last = tl.minimum(n, first + span)
@@ -170,7 +195,8 @@ def _attend(
             new = tl.maximum(best, top)
             base = tl.where(new == -float("inf"), 0.0, new)
             fade = tl.exp2(best - base)
-            back = tl.where(grew, fade * BOOST, 0.0)  # the weight of a key that is the largest no more; 0 where there was none
+            # The weight of a key that is the largest no more; 0 where there was none.
+            back = tl.where(grew, fade * BOOST, 0.0)
             others = others * fade + back
             if VALUES:
                 known = grew & (largest >= 0)
@@ -199,7 +225,7 @@ def _attend(
         tl.store(PARTIAL + here[:, None] * DV + value_width[None, :], acc / BOOST, mask=(value_width < DV)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "parts", "kv_heads", "rows"])
 def _merge(
     V, SUMS, PARTIAL, OUT, FOUND, LOUD, v_head, v_key, count, parts, kv_heads, rows,
     BR: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, VALUES: tl.constexpr,

@@ -8,38 +8,18 @@ The plain-torch twin is `dropkv.kernels.score`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from dropkv.kernels.window_attend import EPS, LOG2E, Attention, Tile, logit_factors, logits, programs_of, tile_of, width_of
-
-Weight = Literal["p", "odds", "squared odds", "along"]
-Over = Literal["sum", "max", "l2"]
+from dropkv.kernels.score import Score, Weight
+from dropkv.kernels.window_attend import EPS, Attention, Tile, fitting, logit_factors, logits, programs_of, tile_of, width_of
 
 WEIGHTS: tuple[Weight, ...] = ("p", "odds", "squared odds", "along")
 MOST_ROWS = 64  # of one tile
-
-
-@dataclass(frozen=True)
-class Score:
-    """Which score: the contribution of a query and key, and how queries and the group's heads are put together.
-
-    p; odds, p / (1 - p + eps) * ||a - v||; squared odds, its square; along, p <a, v>. queries and group: sum over both divided by G; or the
-    largest of all; or l2, the root of the sum of squares over a head's queries, times a factor, then the mean over the heads.
-    """
-
-    weight: Weight
-    over: Over = "sum"
-
-    @property
-    def reads_values(self) -> bool:
-        """Whether V and the attention outputs count."""
-        return self.weight != "p"
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 def score_window(
@@ -59,8 +39,8 @@ def score_window(
     """Scores float32 [kv_heads, columns] of the first `columns` keys (all by default).
 
     q [kv_heads, G, m, d] are the queries of the last m of the n keys k [kv_heads, n, d], v [kv_heads, n, d_v]; where `columns` is smaller
-    than n, the rest of k and v is not read. attention: theirs, outputs in float32. factors [kv_heads, G, columns]: what every head's l2 is multiplied with.
-    The last dimensions must be dense. Raises ValueError for reductions that the kernel has no form of.
+    than n, the rest of k and v is not read. attention: theirs, outputs in float32. factors [kv_heads, G, columns]: what every head's l2 is
+    multiplied with. The last dimensions must be dense. Raises ValueError for reductions that the kernel has no form of.
     """
     kv_heads, group, m, d = q.shape
     n, d_v = v.shape[1:]
@@ -80,16 +60,17 @@ def score_window(
     parts = max(1, min(tiles, programs_of(q, tile) // kv_heads))
     span = triton.cdiv(tiles, parts) * tile.keys
     inner, outer = logit_factors(scale, softcap)
+    k_given, v_given = (descriptor(k, tile.keys), descriptor(v, tile.keys)) if tile.copied else (k, v)
     known = attention.loud is not None
     root = what.over == "max" and what.weight == "odds"  # taken of the largest square: there are fewer of them
     outputs = attention.outputs.contiguous() if what.reads_values and attention.outputs is not None else q
     _score[(triton.cdiv(count, span), kv_heads)](
-        q, k, v, outputs, attention.log_sum_exp.contiguous(), attention.loud, attention.loud_odds, attention.loud_gap, factors, scores,
+        q, k_given, v_given, outputs, attention.log_sum_exp.contiguous(), attention.loud, attention.loud_odds, attention.loud_gap, factors, scores,
         inner, outer, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), v.stride(0), v.stride(1), scores.stride(0),
         n, count, m, group, span, blocks, per_head,
         HEADS=rows // per_head if what.over == "l2" else 1, BM=rows, BN=tile.keys, ONE=blocks == 1, CAUSAL=count > n - m + 1,
-        CAPPED=softcap is not None, KNOWN=known, WEIGHT=2 if root else WEIGHTS.index(what.weight), MAXIMUM=what.over == "max", ROOT=root, L2=what.over == "l2",
-        D=d, DV=d_v, BD=width_of(d), BDV=width_of(d_v), num_warps=tile.warps, num_stages=tile.stages,
+        CAPPED=softcap is not None, KNOWN=known, WEIGHT=2 if root else WEIGHTS.index(what.weight), MAXIMUM=what.over == "max", ROOT=root,
+        L2=what.over == "l2", COPIED=tile.copied, D=d, DV=d_v, BD=width_of(d), BDV=width_of(d_v), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return scores
 
@@ -99,8 +80,13 @@ def score_tile(q: Tensor, d_v: int, rows: int) -> Tile:
     height = 16 if rows <= 16 else 32 if rows <= 32 else 64
     wide = max(q.shape[-1], d_v) > 128
     if q.dtype == torch.float32:
-        return Tile(height, 32, 4, 2)
-    return Tile(height, 64, 4, 2 if wide else 3)
+        return fitting(Tile(height, 32, 4, 2), q, d_v)
+    return fitting(Tile(height, 64, 4, 2 if wide else 3), q, d_v)
+
+
+def descriptor(x: Tensor, keys: int) -> TensorDescriptor:
+    """x [kv_heads, n, d] for the copy engine, in tiles of `keys` keys."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, keys, width_of(x.shape[-1])])
 
 
 @triton.jit
@@ -113,11 +99,11 @@ def _rows_of(
     query_head, query = row // per_head, row % per_head
     real = (query_head < group) & (query < m)
     width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
-    place = head * q_head + query_head[:, None].to(tl.int64) * q_group + query[:, None].to(tl.int64) * q_query + width[None, :]
-    q = tl.load(Q + place, mask=real[:, None] & (width < D)[None, :], other=0.0)
+    place = query_head[:, None].to(tl.int64) * q_group + query[:, None].to(tl.int64) * q_query + width[None, :]
+    q = tl.load(Q + head * q_head + place, mask=real[:, None] & (width < D)[None, :], other=0.0)
     index = (head * group + query_head) * m + query
     sums = tl.load(LSE + index, mask=real, other=float("inf"))
-    sums = tl.where(sums == -float("inf"), float("inf"), sums) * 1.4426950408889634  # a row that sees nothing, or is none, has p = 0
+    sums = tl.where(sums == -float("inf"), float("inf"), sums) * LOG2E  # a row that sees nothing, or is none, has p = 0
     limit = n - m + query
     loud = tl.full([BM], -1, tl.int32)
     odds = tl.zeros([BM], tl.float32)
@@ -165,30 +151,28 @@ def _contributions(
                 near = (p > 0.5) & (lines < last)[:, None]
                 if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
                     width = tl.arange(0, BDV)
-                    own = tl.dot(tl.trans(near.to(v.dtype)), v, input_precision="ieee")  # each row's near value, as it is
+                    own = tl.dot(tl.trans(near.to(v.dtype)), v, input_precision="ieee")  # each row's near value
                     inside = real[:, None] & (width < DV)[None, :]
                     gap = tl.load(A + index[:, None] * DV + width[None, :], mask=inside, other=0.0) - own
                     distance = tl.where(near, tl.sum(gap * gap, 1)[None, :], distance)
-            if WEIGHT == 1:
-                p = odds * tl.sqrt(distance)
-            else:
-                p = odds * odds * distance
+            p = odds * tl.sqrt(distance) if WEIGHT == 1 else odds * odds * distance
     return p
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "count", "m", "group", "span", "blocks", "per_head", "out_head"])
 def _score(
     Q, K, V, A, LSE, LOUD, LOUD_ODDS, LOUD_GAP, FACTORS, OUT, inner, outer,
     q_head, q_group, q_query, k_head, k_key, v_head, v_key, out_head, n, count, m, group, span, blocks, per_head,
     HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ONE: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr,
-    KNOWN: tl.constexpr, WEIGHT: tl.constexpr, MAXIMUM: tl.constexpr, ROOT: tl.constexpr, L2: tl.constexpr,
+    KNOWN: tl.constexpr, WEIGHT: tl.constexpr, MAXIMUM: tl.constexpr, ROOT: tl.constexpr, L2: tl.constexpr, COPIED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * span
     last = tl.minimum(count, first + span)
     width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
-    k_base, v_base = K + head * k_head, V + head * v_head
+    if not COPIED:
+        k_base, v_base = K + head * k_head, V + head * v_head
     if ONE:
         q, high, low, length, sums, limit, loud, loud_odds, loud_gap, index, real = _rows_of(
             Q, A, LSE, LOUD, LOUD_ODDS, LOUD_GAP, head, 0, q_head, q_group, q_query, n, m, group, per_head,
@@ -196,11 +180,17 @@ def _score(
         )  # fmt: skip
     for start in range(first, last, BN):
         lines = start + tl.arange(0, BN)
-        k = tile_of(k_base, k_key, lines, last, width, D, BD)
+        if COPIED:
+            k = tl.reshape(K.load([tl.program_id(1), start, 0]), [BN, BD])
+        else:
+            k = tile_of(k_base, k_key, lines, last, width, D, BD)
         squares = tl.zeros([BN], tl.float32)
         v = k
         if WEIGHT > 0:
-            v = tile_of(v_base, v_key, lines, last, value_width, DV, BDV)
+            if COPIED:
+                v = tl.reshape(V.load([tl.program_id(1), start, 0]), [BN, BDV])
+            else:
+                v = tile_of(v_base, v_key, lines, last, value_width, DV, BDV)
             wide = v.to(tl.float32)
             squares = tl.sum(wide * wide, 1)
         if ONE:

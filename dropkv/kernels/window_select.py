@@ -1,7 +1,8 @@
 """The kept entries of a layer from its scores, on the GPU, without a sort of all of them (Triton). Twin: `dropkv.budgets.select`, `keeper.take`.
 
 Every entry has one 64-bit key, pooled score above unpooled score, both as integers of the same order, so a budget rule is a threshold. It is
-found digit by digit: each of eight passes counts the entries under the digits so far by their next one. The rule of head-adaptive budgets
+found digit by digit: each of eight passes counts the entries under the digits so far by their next one. All passes are one launch, whose
+programs hold their keys and wait for one another. The rule of head-adaptive budgets
 is such a search as well: at a threshold T it keeps sum over heads of max(floor, entries above T), which falls as T rises. Then what is above
 the threshold is compacted (ties by position), sorted in tiles, merged by rank and copied out. Nothing is read back by the host.
 
@@ -11,7 +12,6 @@ Max pooling happens while scores are read; no pooled copy exists.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -21,26 +21,12 @@ from torch import Tensor
 from dropkv.budgets import Kept, floor_of
 from formats import LayerEntries
 
-PASSES = 8
-BLOCK = 4096  # scores of one program
-SORTED = 512  # entries of a sorted tile
-MINE = 64  # entries that a program ranks
+PASSES = tl.constexpr(8)
+PHASES = 10  # the passes, counting, compaction
+SORTED = 256  # entries of a sorted tile
+MINE = 64  # of them, those that one program ranks
 EVERY = tl.constexpr(2147483647)
 FORCED = tl.constexpr(2147483647)  # above the key of any number
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Kept entries on the device: positions and admit int64 [entries] in file order, counts int64 and offsets int32 of the KV heads."""
-
-    positions: Tensor
-    admit: Tensor
-    counts: Tensor
-    offsets: Tensor
-
-    def kept(self) -> Kept:
-        """As the plain path gives them."""
-        return Kept(self.positions, self.admit, self.counts)
 
 
 def select_entries(
@@ -52,7 +38,7 @@ def select_entries(
     alpha: float,
     pooled: Tensor | None = None,
     pool: int = 1,
-) -> Chosen | None:
+) -> Kept | None:
     """The first `count` entries per KV head (on average) of scores float32 [kv_heads, n], in file order.
 
     pool: the scores rank by their largest of so many neighbours, then by themselves; pooled [kv_heads, n]: by these instead. rule: uniform, or
@@ -68,63 +54,73 @@ def select_entries(
     adaptive = rule == "head-adaptive"
     floor = int(floor_of(count, len(always), alpha)) if adaptive else count
     places, total, device = heads * (count - floor), heads * count, scores.device
+    if heads * n > EVERY.value:
+        return None
     scores = scores.contiguous()
     ranked = scores if pooled is None else pooled.contiguous()
-    blocks = triton.cdiv(n, BLOCK)
-    tracks = 1 + adaptive
-    histograms = torch.zeros((tracks, PASSES, heads, 256), dtype=torch.int32, device=device)
-    state = torch.empty((tracks, PASSES, heads, 3), dtype=torch.int64, device=device)
-    wide = int(triton.next_power_of_2(heads))
-    reading = {"POOL": pool if pooled is None else 0, "BLOCK": BLOCK, "num_warps": 8}
-    for number in range(PASSES):
-        _count_digits[(blocks, heads)](
-            scores, ranked, histograms, state, n, *ends, heads, floor, places, number, 56 - 8 * number,
-            ADAPTIVE=adaptive, HP=wide, **reading,
-        )  # fmt: skip
+    block, programs, together = _grid(scores)
+    tiles, wide, bins = triton.cdiv(n, block), int(triton.next_power_of_2(heads)), (1 + adaptive) * 8 * heads
+    counters = torch.zeros(PHASES + bins * 256, dtype=torch.int32, device=device)
+    state = torch.empty((bins + heads) * 3, dtype=torch.int64, device=device)
+    above = torch.empty((2, heads, tiles), dtype=torch.int32, device=device)
     counts = torch.empty(heads, dtype=torch.int64, device=device)
     offsets = torch.empty(heads + 1, dtype=torch.int32, device=device)
-    limits = torch.empty((2, heads), dtype=torch.int64, device=device)
-    _settle[(1,)](histograms, state, limits, counts, offsets, heads, floor, places, PASSES, ADAPTIVE=adaptive, HP=wide)
-    above = torch.empty((2, heads, blocks), dtype=torch.int32, device=device)
-    _count_above[(blocks, heads)](scores, ranked, limits, above, n, *ends, heads, **reading)
     keys = torch.empty((2, total), dtype=torch.int64, device=device)
-    places_of = torch.empty((2, total), dtype=torch.int32, device=device)
-    _compact[(blocks, heads)](
-        scores, ranked, limits, above, offsets, keys[0], places_of[0], n, *ends, heads, **reading
-    )  # fmt: skip
-    tiles = triton.cdiv(total, SORTED) + heads
-    _sort_tiles[(tiles,)](keys[0], places_of[0], keys[1], places_of[1], offsets, heads, SIZE=SORTED, WIDTH=64, HP=wide, num_warps=4)
+    lines = torch.empty((2, total), dtype=torch.int32, device=device)
+    for first in range(0, 1 if together else PHASES):
+        _choose[(programs, heads)](
+            scores, ranked, counters, state, above, counts, offsets, keys, lines, n, *ends, heads, floor, places, first,
+            PHASES if together else first + 1, ADAPTIVE=adaptive, HP=wide, POOL=pool if pooled is None else 0, BLOCK=block,
+            ONE=programs >= tiles, TOGETHER=together, PHASES=PHASES, num_warps=max(4, min(16, block // 512)),
+            **({"launch_cooperative_grid": True} if together else {}),
+        )  # fmt: skip
+    pieces = (triton.cdiv(total, SORTED) + heads) * (SORTED // MINE)
+    cut = {"SIZE": SORTED, "MINE": MINE, "HP": wide, "num_warps": 4}
+    _sort_tiles[(pieces,)](keys, lines, offsets, heads, total, WIDTH=32, **cut)
     positions = torch.empty(total, dtype=torch.int64, device=device)
     admit = torch.empty(total, dtype=torch.int64, device=device)
-    _merge_tiles[(tiles * (SORTED // MINE),)](
-        keys[1], places_of[1], keys[0], positions, admit, offsets, heads, SIZE=SORTED, MINE=MINE, STEPS=SORTED.bit_length(), WIDTH=16,
-        HP=wide, num_warps=4,
-    )  # fmt: skip
+    _merge_tiles[(pieces,)](
+        keys, lines, positions, admit, offsets, heads, total, STEPS=SORTED.bit_length(), WIDTH=16, **cut
+    )
     if adaptive:
         share = torch.full((1,), alpha, dtype=torch.float64, device=device)  # a number given to a kernel is a float32
-        _admit[(triton.cdiv(total, MINE),)](
-            keys[0], positions, admit, offsets, share, heads, total, count, len(always), count.bit_length(), n.bit_length(),
-            MINE=MINE, HP=wide, num_warps=4,
+        _admit[(triton.cdiv(total, 32),)](
+            keys, positions, admit, offsets, share, heads, total, count, len(always), count.bit_length(),
+            min(n, floor + places).bit_length(), MINE=32, HP=wide, num_warps=2,
         )  # fmt: skip
-    return Chosen(positions, admit, counts, offsets)
+    return Kept(positions, admit, counts)
 
 
-def gather_entries(k: Tensor, v: Tensor, chosen: Chosen, scores: Tensor) -> LayerEntries:
-    """The chosen entries of k [kv_heads, n, d_k] and v [kv_heads, n, d_v], whose last dimension is dense, with their scores."""
+def _grid(scores: Tensor) -> tuple[int, int, bool]:
+    """Scores of a tile, programs of a head, and whether the programs of all heads run at once and so can wait for one another."""
+    heads, n = scores.shape
+    if not scores.is_cuda:
+        return 128, triton.cdiv(n, 256), False  # the interpreter runs one program after the other
+    processors = torch.cuda.get_device_properties(scores.device).multi_processor_count
+    if heads > processors:
+        return 4096, triton.cdiv(n, 4096), False
+    programs = processors // heads
+    block = min(8192, max(1024, int(triton.next_power_of_2(triton.cdiv(n, programs)))))
+    return block, min(programs, triton.cdiv(n, block)), True
+
+
+def gather_entries(k: Tensor, v: Tensor, chosen: Kept, offsets: Tensor, scores: Tensor) -> LayerEntries:
+    """The chosen entries of k [kv_heads, n, d_k] and v [kv_heads, n, d_v], whose last dimension is dense, with their scores float32; offsets
+    int32 [kv_heads + 1]: where each head's begin."""
     heads, _, d = k.shape
     d_v, total = v.shape[-1], len(chosen.positions)
     scores = scores.contiguous()
     entries = LayerEntries(
         keys=k.new_empty((total, d)),
         values=v.new_empty((total, d_v)),
-        offsets=chosen.offsets,
+        offsets=offsets,
         positions=torch.empty(total, dtype=torch.int32, device=k.device),
         admit=torch.empty(total, dtype=torch.int32, device=k.device),
         scores=torch.empty(total, dtype=torch.float32, device=k.device),
     )
     rows = 16
     _gather[(triton.cdiv(total, rows),)](
-        k, v, scores, chosen.positions, chosen.admit, chosen.offsets, entries.keys, entries.values, entries.positions, entries.admit,
+        k, v, scores, chosen.positions, chosen.admit, offsets, entries.keys, entries.values, entries.positions, entries.admit,
         entries.scores, k.stride(0), k.stride(1), v.stride(0), v.stride(1), scores.shape[1], heads, total,
         ROWS=rows, D=d, DV=d_v, BD=triton.next_power_of_2(d), BDV=triton.next_power_of_2(d_v), HP=triton.next_power_of_2(heads),
         num_warps=4,
@@ -157,8 +153,9 @@ def _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL: tl.
     else:
         pooled = raw
         for step in tl.static_range(1, POOL // 2 + 1):
-            pooled = tl.maximum(pooled, tl.load(SCORES + row + lines - step, mask=inside & (lines >= step), other=-float("inf")))
-            pooled = tl.maximum(pooled, tl.load(SCORES + row + lines + step, mask=lines + step < n, other=-float("inf")))
+            before = tl.load(SCORES + row + lines - step, mask=inside & (lines >= step), other=-float("inf"))
+            behind = tl.load(SCORES + row + lines + step, mask=lines + step < n, other=-float("inf"))
+            pooled = tl.maximum(pooled, tl.maximum(before, behind))
     forced = (lines < forced_first) | (lines >= forced_from)
     high = tl.where(forced, FORCED, _integer(pooled)).to(tl.int64)
     low = tl.where(forced, lines.to(tl.int64), _integer(raw).to(tl.int64) + 2147483648)
@@ -166,174 +163,209 @@ def _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL: tl.
 
 
 @triton.jit
-def _deeper(prefix, above, done, digit, own, beyond, exactly, number):
+def _deeper(prefix, above, done, digit, own, up_to, exactly, number):
     """The state of a search after one more digit; once nothing below is needed, `above` counts all that is taken and the rest is zeros."""
     ends = (done == 0) & exactly
     longer = tl.where(number > 1, prefix * 256 + tl.where(done == 1, 0, digit), digit - 128)
-    above = tl.where(done == 1, above, tl.where(ends, beyond + own, beyond))
-    return longer, above, tl.where(ends, 1, done).to(tl.int64), tl.where((done == 1) | ends, 0, own)
+    above = tl.where(done == 1, above, tl.where(ends, up_to, up_to - own))
+    return longer, above, tl.where(ends, 1, done), tl.where((done == 1) | ends, 0, own)
 
 
 @triton.jit
-def _digit(HISTOGRAMS, STATE, head, number, heads, wanted):
-    """The search of one head after pass `number` - 1: (prefix, entries above it, whether nothing below is needed, entries at it)."""
-    place = STATE + ((number - 1) * heads + head) * 3
-    prefix, above, done = tl.load(place), tl.load(place + 1), tl.load(place + 2)
+def _head_digit(HISTOGRAMS, STATE, head, number, heads, wanted):
+    """The search of one head after pass `number` - 1: (prefix, entries above it, whether nothing below is needed)."""
+    place = (number - 1) * heads + head
+    prefix = tl.load(STATE + place * 3)
+    above = tl.load(STATE + place * 3 + 1).to(tl.int32)
+    done = tl.load(STATE + place * 3 + 2).to(tl.int32)
     bins = tl.arange(0, 256)
-    counts = tl.load(HISTOGRAMS + ((number - 1) * heads + head) * 256 + bins).to(tl.int64)
-    up_to = tl.sum(counts, 0) - tl.cumsum(counts, 0) + counts + above  # entries at or above each digit
-    digit = tl.max(tl.where(up_to >= wanted, bins, 0), 0)
-    own = tl.sum(tl.where(bins == digit, counts, 0), 0)
-    beyond = tl.sum(tl.where(bins > digit, counts, 0), 0) + above
-    return _deeper(prefix, above, done, digit, own, beyond, beyond + own == wanted, number)
+    counts = tl.load(HISTOGRAMS + place * 256 + bins)
+    up_to = tl.cumsum(counts, 0, reverse=True) + above  # entries at or above each digit
+    digit = tl.maximum(tl.sum((up_to >= wanted).to(tl.int32), 0) - 1, 0)
+    both = tl.sum(tl.where(bins == digit, up_to.to(tl.int64) * 4294967296 + counts, 0), 0)
+    own, up_to = (both & 4294967295).to(tl.int32), (both >> 32).to(tl.int32)
+    prefix, above, done, _own = _deeper(prefix, above, done, digit, own, up_to, up_to == wanted, number)
+    return prefix, above, done
 
 
 @triton.jit
-def _layer_digit(HISTOGRAMS, STATE, number, heads, floor, places, HP: tl.constexpr):
-    """The same for the layer as a whole: above and at are [HP], for every head."""
+def _all_digits(HISTOGRAMS, STATE, number, heads, floor, places, LAYER: tl.constexpr, HP: tl.constexpr):
+    """The searches of all heads [HP], or the layer's one search: (prefix, entries above it, whether nothing below is needed, entries at it)."""
     head = tl.arange(0, HP)
     real = head < heads
-    above = tl.load(STATE + ((number - 1) * heads + head) * 3 + 1, mask=real, other=0)
-    prefix = tl.load(STATE + (number - 1) * heads * 3)
-    done = tl.load(STATE + (number - 1) * heads * 3 + 2)
+    place = (number - 1) * heads + head
+    prefix = tl.load(STATE + place * 3, mask=real, other=0)
+    above = tl.load(STATE + place * 3 + 1, mask=real, other=0).to(tl.int32)
+    done = tl.load(STATE + place * 3 + 2, mask=real, other=0).to(tl.int32)
     bins = tl.arange(0, 256)
-    where = ((number - 1) * heads + head)[:, None] * 256 + bins[None, :]
-    counts = tl.load(HISTOGRAMS + where, mask=real[:, None], other=0).to(tl.int64)
-    up_to = tl.sum(counts, 1)[:, None] - tl.cumsum(counts, 1) + counts + above[:, None]
-    taken = tl.sum(tl.where(real[:, None], tl.maximum(up_to - floor, 0), 0), 0)  # places that each digit would fill
-    digit = tl.max(tl.where(taken >= places, bins, 0), 0)
-    own = tl.sum(tl.where(bins[None, :] == digit, counts, 0), 1)
-    beyond = tl.sum(tl.where(bins[None, :] > digit, counts, 0), 1) + above
-    exactly = tl.sum(tl.where(bins == digit, taken, 0), 0) == places
-    return _deeper(prefix, above, done, digit, own, beyond, exactly, number)
+    counts = tl.load(HISTOGRAMS + place[:, None] * 256 + bins[None, :], mask=real[:, None], other=0)
+    up_to = tl.cumsum(counts, 1, reverse=True) + above[:, None]
+    if LAYER:
+        taken = tl.sum(tl.where(real[:, None], tl.maximum(up_to - floor, 0), 0), 0)  # places that each digit would fill
+        digit = tl.maximum(tl.sum((taken >= places).to(tl.int32), 0) - 1, 0)
+        mine = (bins == digit)[None, :]
+    else:
+        digit = tl.maximum(tl.sum((up_to >= floor).to(tl.int32), 1) - 1, 0)
+        mine = bins[None, :] == digit[:, None]
+    both = tl.sum(tl.where(mine, up_to.to(tl.int64) * 4294967296 + counts, 0), 1)
+    own, up_to = (both & 4294967295).to(tl.int32), (both >> 32).to(tl.int32)
+    exactly = up_to == floor
+    if LAYER:
+        exactly = (tl.sum(tl.where(real, tl.maximum(up_to - floor, 0), 0), 0) == places) & real
+    return _deeper(prefix, above, done, digit, own, up_to, exactly, number)
 
 
 @triton.jit
-def _add_digits(HISTOGRAMS, keys, lines, n, prefix, shift, number, head, heads):
+def _add_digits(HISTOGRAMS, keys, inside, prefix, shift, number, place):
     """Count the next digit of the entries whose digits so far are `prefix`."""
-    under = lines < n
-    if number > 0:
-        under = under & ((keys >> (shift + 8)) == prefix)
+    under = inside & ((number == 0) | ((keys >> tl.minimum(shift + 8, 63)) == prefix))
     digit = ((keys >> shift) & 255).to(tl.int32)
-    if number == 0:
-        digit = digit ^ 128
+    digit = tl.where(number == 0, digit ^ 128, digit)  # the first one has the sign
     counts = tl.histogram(digit, 256, mask=under)
     bins = tl.arange(0, 256)
-    tl.atomic_add(HISTOGRAMS + (number * heads + head) * 256 + bins, counts, mask=counts > 0, sem="relaxed")
+    tl.atomic_add(HISTOGRAMS + place * 256 + bins, counts, mask=counts > 0, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n", "forced_first", "forced_from", "floor", "places", "number", "shift"])
-def _count_digits(
-    SCORES, RANKED, HISTOGRAMS, STATE, n, forced_first, forced_from, heads, floor, places, number, shift,
-    ADAPTIVE: tl.constexpr, HP: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Pass `number`. Every program works out the digit that the pass before it found; those of the first block leave it to the next pass."""
-    block, head = tl.program_id(0), tl.program_id(1)
-    prefix = tl.full((), 0, tl.int64)
-    above = tl.full((), 0, tl.int64)
-    done = tl.full((), 0, tl.int64)
-    layer_prefix = tl.full((), 0, tl.int64)
-    layer_above = tl.full((), 0, tl.int64)
-    layer_done = tl.full((), 1, tl.int64)
-    second = 8 * heads
-    if ADAPTIVE:
-        layer_done = tl.full((), 0, tl.int64)
-    if number > 0:
-        prefix, above, done, _own = _digit(HISTOGRAMS, STATE, head, number, heads, floor)
-        if ADAPTIVE:
-            layer_prefix, all_above, layer_done, _owns = _layer_digit(
-                HISTOGRAMS + second * 256, STATE + second * 3, number, heads, floor, places, HP
-            )
-            layer_above = tl.sum(tl.where(tl.arange(0, HP) == head, all_above, 0), 0)
-    if block == 0:
-        place = STATE + (number * heads + head) * 3
-        tl.store(place, prefix)
-        tl.store(place + 1, above)
-        tl.store(place + 2, done)
-        if ADAPTIVE:
-            tl.store(place + second * 3, layer_prefix)
-            tl.store(place + second * 3 + 1, layer_above)
-            tl.store(place + second * 3 + 2, layer_done)
-    if (done == 0) | (layer_done == 0):
-        lines = block * BLOCK + tl.arange(0, BLOCK)
-        keys = _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
-        if done == 0:
-            _add_digits(HISTOGRAMS, keys, lines, n, prefix, shift, number, head, heads)
-        if ADAPTIVE:
-            if layer_done == 0:
-                _add_digits(HISTOGRAMS + second * 256, keys, lines, n, layer_prefix, shift, number, head, heads)
-
-
-@triton.jit(do_not_specialize=["floor", "places"])
-def _settle(HISTOGRAMS, STATE, LIMITS, COUNTS, OFFSETS, heads, floor, places, passes, ADAPTIVE: tl.constexpr, HP: tl.constexpr):
-    """Threshold, how many entries equal to it are kept, and how many entries in all, of every head; and where they begin."""
+@triton.jit
+def _settled(HISTOGRAMS, STATE, second, heads, floor, places, ADAPTIVE: tl.constexpr, HP: tl.constexpr):
+    """Of every head [HP]: threshold, how many entries equal to it are kept, how many entries in all."""
     head = tl.arange(0, HP)
     real = head < heads
-    kept = tl.where(real, floor, 0).to(tl.int64)
-    limit = tl.zeros([HP], tl.int64)
-    equal = tl.zeros([HP], tl.int64)
-    for one in range(0, heads):
-        prefix, above, done, _own = _digit(HISTOGRAMS, STATE, one, passes, heads, floor)
-        limit = tl.where(head == one, prefix, limit)
-        equal = tl.where(head == one, tl.where(done == 1, EVERY, floor - above), equal)
+    limit, above, done, _own = _all_digits(HISTOGRAMS, STATE, PASSES, heads, floor, places, False, HP)
+    equal = tl.where(done == 1, EVERY, floor - above)
+    kept = tl.where(real, floor, 0)
     if ADAPTIVE:
-        second = passes * heads
-        prefix, above, done, own = _layer_digit(HISTOGRAMS + second * 256, STATE + second * 3, passes, heads, floor, places, HP)
+        prefix, above, done, own = _all_digits(HISTOGRAMS + second * 256, STATE + second * 3, PASSES, heads, floor, places, True, HP)
         # Entries at the threshold that no floor takes fill the places that are left, those of lower heads first.
-        usable = tl.where(real, tl.maximum(above + own - tl.maximum(above, floor), 0), 0)
-        usable = tl.where(done == 1, 0, usable)
+        usable = tl.where(real & (done == 0), tl.maximum(above + own - tl.maximum(above, floor), 0), 0)
         left = places - tl.sum(tl.where(real, tl.maximum(above - floor, 0), 0), 0)
         ties = tl.minimum(tl.maximum(left - (tl.cumsum(usable, 0) - usable), 0), usable)
         kept = tl.where(real, tl.maximum(above, floor) + ties, 0)
         shared = kept > floor
         limit = tl.where(shared, prefix, limit)
         equal = tl.where(shared, tl.where(done == 1, EVERY, kept - above), equal)
-    tl.store(LIMITS + head, limit, mask=real)
-    tl.store(LIMITS + heads + head, equal, mask=real)
-    tl.store(COUNTS + head, kept, mask=real)
-    tl.store(OFFSETS + head, (tl.cumsum(kept, 0) - kept).to(tl.int32), mask=real)
-    tl.store(OFFSETS + heads, tl.sum(kept, 0).to(tl.int32))
+    return limit, equal, kept
 
 
-@triton.jit(do_not_specialize=["n", "forced_first", "forced_from"])
-def _count_above(
-    SCORES, RANKED, LIMITS, ABOVE, n, forced_first, forced_from, heads, POOL: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Entries of a block above its head's threshold, and at it."""
-    block, head = tl.program_id(0), tl.program_id(1)
-    lines = block * BLOCK + tl.arange(0, BLOCK)
-    keys = _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
-    limit = tl.load(LIMITS + head)
-    place = head * tl.num_programs(0) + block
-    tl.store(ABOVE + place, tl.sum(((lines < n) & (keys > limit)).to(tl.int32), 0))
-    tl.store(ABOVE + heads * tl.num_programs(0) + place, tl.sum(((lines < n) & (keys == limit)).to(tl.int32), 0))
+@triton.jit
+def _meet(COUNTER, programs):
+    """Wait for every program of the grid; all of them run at once."""
+    tl.debug_barrier()
+    arrived = tl.atomic_add(COUNTER, 1, sem="acq_rel") + 1
+    while arrived < programs:
+        arrived = tl.atomic_add(COUNTER, 0, sem="acq_rel")
+    tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["n", "forced_first", "forced_from"])
-def _compact(
-    SCORES, RANKED, LIMITS, ABOVE, OFFSETS, KEYS, PLACES, n, forced_first, forced_from, heads, POOL: tl.constexpr, BLOCK: tl.constexpr
+@triton.jit(do_not_specialize=["n", "forced_first", "forced_from", "heads", "floor", "places", "first", "last"])
+def _choose(
+    SCORES, RANKED, COUNTERS, STATE, ABOVE, COUNTS, OFFSETS, KEYS, LINES, n, forced_first, forced_from, heads, floor, places, first, last,
+    ADAPTIVE: tl.constexpr, HP: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, TOGETHER: tl.constexpr,
+    PHASES: tl.constexpr,
 ):  # fmt: skip
-    """The kept entries of a block, behind those of the blocks before it."""
-    block, head = tl.program_id(0), tl.program_id(1)
-    blocks = tl.num_programs(0)
+    """Phases `first` to `last` - 1: one digit each, then counts above and at the threshold, then compaction. In every pass, a program
+    works out the digit that the pass before it found; those of the first block leave it to the next pass."""
+    block, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    tiles = (n + BLOCK - 1) // BLOCK
+    HISTOGRAMS = COUNTERS + PHASES
+    second = PASSES * heads
+    limits = STATE + (2 * second if ADAPTIVE else second) * 3
+    if ONE:
+        mine = block * BLOCK + tl.arange(0, BLOCK)
+        my_keys = _key_of(SCORES, RANKED, head, mine, n, forced_first, forced_from, POOL)
+    for phase in range(first, last):
+        if TOGETHER and phase > 0:
+            _meet(COUNTERS + phase, programs * heads)
+        if phase < PASSES:
+            prefix = tl.full((), 0, tl.int64)
+            above = tl.full((), 0, tl.int32)
+            done = tl.full((), 0, tl.int32)
+            layer_prefix = tl.full((), 0, tl.int64)
+            layer_above = tl.full((), 0, tl.int32)
+            layer_done = tl.full((), 0 if ADAPTIVE else 1, tl.int32)
+            if phase > 0:
+                prefix, above, done = _head_digit(HISTOGRAMS, STATE, head, phase, heads, floor)
+                if ADAPTIVE:
+                    its_prefix, its_above, its_done, _own = _all_digits(
+                        HISTOGRAMS + second * 256, STATE + second * 3, phase, heads, floor, places, True, HP
+                    )
+                    me = tl.arange(0, HP) == head
+                    layer_prefix = tl.sum(tl.where(me, its_prefix, 0), 0)
+                    layer_above = tl.sum(tl.where(me, its_above, 0), 0)
+                    layer_done = tl.sum(tl.where(me, its_done, 0), 0)
+            if block == 0:
+                place = STATE + (phase * heads + head) * 3
+                tl.store(place, prefix)
+                tl.store(place + 1, above.to(tl.int64))
+                tl.store(place + 2, done.to(tl.int64))
+                if ADAPTIVE:
+                    tl.store(place + second * 3, layer_prefix)
+                    tl.store(place + second * 3 + 1, layer_above.to(tl.int64))
+                    tl.store(place + second * 3 + 2, layer_done.to(tl.int64))
+            if (done == 0) | (layer_done == 0):
+                for tile in range(block, tiles, programs):
+                    lines = tile * BLOCK + tl.arange(0, BLOCK)
+                    if ONE:
+                        keys = my_keys
+                    else:
+                        keys = _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                    row = phase * heads + head
+                    if done == 0:
+                        _add_digits(HISTOGRAMS, keys, lines < n, prefix, 56 - 8 * phase, phase, row)
+                    if ADAPTIVE:  # noqa: SIM102 (known when the kernel is made)
+                        if layer_done == 0:
+                            _add_digits(HISTOGRAMS, keys, lines < n, layer_prefix, 56 - 8 * phase, phase, second + row)
+        else:
+            if phase == PASSES:
+                all_limits, all_equal, all_kept = _settled(HISTOGRAMS, STATE, second, heads, floor, places, ADAPTIVE, HP)
+                every = tl.arange(0, HP)
+                limit = tl.sum(tl.where(every == head, all_limits, 0), 0)
+                if (block == 0) & (head == 0):
+                    real = every < heads
+                    tl.store(limits + every, all_limits, mask=real)
+                    tl.store(limits + heads + every, all_equal.to(tl.int64), mask=real)
+                    tl.store(COUNTS + every, all_kept.to(tl.int64), mask=real)
+                    tl.store(OFFSETS + every, tl.cumsum(all_kept, 0) - all_kept, mask=real)
+                    tl.store(OFFSETS + heads, tl.sum(all_kept, 0))
+                for tile in range(block, tiles, programs):
+                    lines = tile * BLOCK + tl.arange(0, BLOCK)
+                    if ONE:
+                        keys = my_keys
+                    else:
+                        keys = _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                    more = tl.sum(((lines < n) & (keys > limit)).to(tl.int32), 0)
+                    same = tl.sum(((lines < n) & (keys == limit)).to(tl.int32), 0)
+                    tl.store(ABOVE + head * tiles + tile, more)
+                    tl.store(ABOVE + (heads + head) * tiles + tile, same)
+            else:
+                limit, needed = tl.load(limits + head), tl.load(limits + heads + head).to(tl.int32)
+                for tile in range(block, tiles, programs):
+                    lines = tile * BLOCK + tl.arange(0, BLOCK)
+                    if ONE:
+                        keys = my_keys
+                    else:
+                        keys = _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                    _compact(ABOVE, OFFSETS, KEYS, LINES, keys, lines, n, limit, needed, head, heads, tile, tiles)
+
+
+@triton.jit
+def _compact(ABOVE, OFFSETS, KEYS, LINES, keys, lines, n, limit, needed, head, heads, tile, tiles):
+    """The kept entries of a tile, behind those of its head's tiles before it."""
     more = tl.zeros([128], tl.int32)
     same = tl.zeros([128], tl.int32)
-    for start in range(0, block, 128):
-        line = start + tl.arange(0, 128)
-        more += tl.load(ABOVE + head * blocks + line, mask=line < block, other=0)
-        same += tl.load(ABOVE + (heads + head) * blocks + line, mask=line < block, other=0)
-    limit, needed = tl.load(LIMITS + head), tl.load(LIMITS + heads + head)
-    ties = tl.sum(same, 0).to(tl.int64)
-    slot = tl.load(OFFSETS + head) + tl.sum(more, 0) + tl.minimum(ties, needed).to(tl.int32)
-    lines = block * BLOCK + tl.arange(0, BLOCK)
-    keys = _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+    for start in range(0, tile, 128):
+        other = start + tl.arange(0, 128)
+        more += tl.load(ABOVE + head * tiles + other, mask=other < tile, other=0)
+        same += tl.load(ABOVE + (heads + head) * tiles + other, mask=other < tile, other=0)
+    ties = tl.sum(same, 0)
+    slot = tl.load(OFFSETS + head) + tl.sum(more, 0) + tl.minimum(ties, needed)
     equal = ((lines < n) & (keys == limit)).to(tl.int32)
     tie = ties + tl.cumsum(equal, 0) - equal
     keep = (lines < n) & ((keys > limit) | ((equal == 1) & (tie < needed)))
     taken = keep.to(tl.int32)
     slots = slot + tl.cumsum(taken, 0) - taken
     tl.store(KEYS + slots, keys, mask=keep)
-    tl.store(PLACES + slots, lines, mask=keep)
+    tl.store(LINES + slots, lines, mask=keep)
 
 
 @triton.jit
@@ -352,40 +384,41 @@ def _tile_head(OFFSETS, tile, heads, SIZE: tl.constexpr, HP: tl.constexpr):
     return first + (tile - before) * SIZE * (own < heads).to(tl.int32), first, last
 
 
-@triton.jit
-def _sort_tiles(KEYS, PLACES, SORTED_KEYS, SORTED_PLACES, OFFSETS, heads, SIZE: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr):
-    """Each tile sorted by itself: an entry's place is the number of entries before it."""
-    start, first, last = _tile_head(OFFSETS, tl.program_id(0), heads, SIZE, HP)
-    if start < last:
-        stop = tl.minimum(last, start + SIZE)
-        line = start + tl.arange(0, SIZE)
+@triton.jit(do_not_specialize=["heads", "total"])
+def _sort_tiles(KEYS, LINES, OFFSETS, heads, total, SIZE: tl.constexpr, MINE: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr):
+    """Each tile sorted by itself, behind the unsorted ones: an entry's place is the number of entries before it."""
+    tile, part = tl.program_id(0) // (SIZE // MINE), tl.program_id(0) % (SIZE // MINE)
+    start, _first, last = _tile_head(OFFSETS, tile, heads, SIZE, HP)
+    stop = tl.minimum(last, start + SIZE)
+    if start + part * MINE < stop:
+        line = start + part * MINE + tl.arange(0, MINE)
         key = tl.load(KEYS + line, mask=line < stop, other=0)
-        place = tl.load(PLACES + line, mask=line < stop, other=0)
-        rank = tl.zeros([SIZE], tl.int32)
+        place = tl.load(LINES + line, mask=line < stop, other=0)
+        rank = tl.zeros([MINE], tl.int32)
         for other in range(start, stop, WIDTH):
             others = other + tl.arange(0, WIDTH)
             their_key = tl.load(KEYS + others, mask=others < stop, other=0)
-            their_place = tl.load(PLACES + others, mask=others < stop, other=0)
+            their_place = tl.load(LINES + others, mask=others < stop, other=0)
             same = their_key[None, :] == key[:, None]
             before = (their_key[None, :] > key[:, None]) | (same & (their_place[None, :] < place[:, None]))
             rank += tl.sum((before & (others < stop)[None, :]).to(tl.int32), 1)
-        tl.store(SORTED_KEYS + start + rank, key, mask=line < stop)
-        tl.store(SORTED_PLACES + start + rank, place, mask=line < stop)
+        tl.store(KEYS + total + start + rank, key, mask=line < stop)
+        tl.store(LINES + total + start + rank, place, mask=line < stop)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "total"])
 def _merge_tiles(
-    KEYS, PLACES, OUT_KEYS, OUT_PLACES, ADMIT, OFFSETS, heads,
-    SIZE: tl.constexpr, MINE: tl.constexpr, STEPS: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr,
+    KEYS, LINES, POSITIONS, ADMIT, OFFSETS, heads, total,
+    STEPS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, MINE: tl.constexpr, HP: tl.constexpr,
 ):  # fmt: skip
     """An entry's place in its head: its place in its tile, and the number of entries before it in every other one."""
     tile, part = tl.program_id(0) // (SIZE // MINE), tl.program_id(0) % (SIZE // MINE)
     start, first, last = _tile_head(OFFSETS, tile, heads, SIZE, HP)
-    line = start + part * MINE + tl.arange(0, MINE)
     stop = tl.minimum(last, start + SIZE)
     if start + part * MINE < stop:
-        key = tl.load(KEYS + line, mask=line < stop, other=0)
-        place = tl.load(PLACES + line, mask=line < stop, other=0)
+        line = start + part * MINE + tl.arange(0, MINE)
+        key = tl.load(KEYS + total + line, mask=line < stop, other=0)
+        place = tl.load(LINES + total + line, mask=line < stop, other=0)
         rank = line - start
         for group in range(first, last, SIZE * WIDTH):
             begin = group + tl.arange(0, WIDTH) * SIZE
@@ -395,18 +428,19 @@ def _merge_tiles(
             for level in tl.static_range(0, STEPS):
                 probe = found + (SIZE >> level) - 1
                 inside = probe < length[None, :]
-                at = begin[None, :] + probe
+                at = total + begin[None, :] + probe
                 their_key = tl.load(KEYS + at, mask=inside, other=0)
-                their_place = tl.load(PLACES + at, mask=inside, other=0)
-                before = (their_key > key[:, None]) | ((their_key == key[:, None]) & (their_place < place[:, None]))
+                same = inside & (their_key == key[:, None])
+                their_place = tl.load(LINES + at, mask=same, other=0)
+                before = (their_key > key[:, None]) | (same & (their_place < place[:, None]))
                 found = tl.where(inside & before, probe + 1, found)
             rank += tl.sum(found, 1)
-        tl.store(OUT_KEYS + first + rank, key, mask=line < stop)
-        tl.store(OUT_PLACES + first + rank, place.to(tl.int64), mask=line < stop)
+        tl.store(KEYS + first + rank, key, mask=line < stop)
+        tl.store(POSITIONS + first + rank, place.to(tl.int64), mask=line < stop)
         tl.store(ADMIT + first + rank, (rank + 1).to(tl.int64), mask=line < stop)
 
 
-@triton.jit(do_not_specialize=["total", "count", "forced", "count_bits", "bits"])
+@triton.jit(do_not_specialize=["heads", "total", "count", "forced", "count_bits", "bits"])
 def _admit(
     KEYS, PLACES, ADMIT, OFFSETS, ALPHA, heads, total, count, forced, count_bits, bits, MINE: tl.constexpr, HP: tl.constexpr
 ):  # fmt: skip
@@ -426,15 +460,16 @@ def _admit(
         at = begin[None, :] + probe
         real = (at < end[None, :]) & inside[:, None]
         their_key = tl.load(KEYS + at, mask=real, other=0)
-        their_place = tl.load(PLACES + at, mask=real, other=0)
+        same = real & (their_key == key[:, None])
+        their_place = tl.load(PLACES + at, mask=same, other=0)
         earlier = (head[None, :] < own[:, None]) | ((head[None, :] == own[:, None]) & (their_place < place[:, None]))
-        before = (their_key > key[:, None]) | ((their_key == key[:, None]) & earlier)
+        before = (their_key > key[:, None]) | (same & earlier)
         found = tl.where(real & before, probe + 1, found)
     alpha = tl.load(ALPHA)
     low = tl.full([MINE], 1, tl.int32)
     high = tl.zeros([MINE], tl.int32) + count
     for _step in range(0, count_bits):
-        middle = (low + high) // 2
+        middle = (low + high) >> 1
         floor = tl.minimum((alpha * middle.to(tl.float64) + 1e-9).to(tl.int32), middle)
         floor = tl.maximum(floor, forced)
         ahead = tl.sum(tl.where((head < heads)[None, :], tl.maximum(found - floor[:, None], 0), 0), 1)
@@ -445,7 +480,7 @@ def _admit(
     tl.store(ADMIT + line, high.to(tl.int64), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n", "total"])
+@triton.jit(do_not_specialize=["n", "heads", "total"])
 def _gather(
     K, V, SCORES, POSITIONS, ADMIT, OFFSETS, KEYS, VALUES, OUT_POSITIONS, OUT_ADMIT, OUT_SCORES, k_head, k_key, v_head, v_key, n, heads, total,
     ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, HP: tl.constexpr,
