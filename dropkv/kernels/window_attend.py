@@ -116,7 +116,7 @@ def fitting(tile: Tile, q: Tensor, d_v: int) -> Tile:
     """The tile with as many stages, and then keys, as the device's shared memory holds."""
     if not q.is_cuda:
         return tile
-    room = int(torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin) - 4096
+    room = int(triton.runtime.driver.active.utils.get_device_properties(q.device.index or 0)["max_shared_mem"]) - 4096
     row = (width_of(q.shape[-1]) + 2 * width_of(d_v)) * q.element_size()
     while tile.rows * row + tile.stages * tile.keys * row > room and tile.keys > 16:
         tile = replace(tile, stages=tile.stages - 1) if tile.stages > 1 else replace(tile, keys=tile.keys // 2)
