@@ -15,7 +15,17 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dropkv.kernels.score import Score, Weight
-from dropkv.kernels.window_attend import EPS, Attention, Tile, fitting, logit_factors, logits, programs_of, tile_of, width_of
+from dropkv.kernels.window_attend import (
+    EPS,
+    Attention,
+    Tile,
+    fitting,
+    logit_factors,
+    logits,
+    programs_of,
+    tile_of,
+    width_of,
+)
 
 WEIGHTS: tuple[Weight, ...] = ("p", "odds", "squared odds", "along")
 MOST_ROWS = 64  # of one tile
@@ -180,17 +190,19 @@ def _score(
         )  # fmt: skip
     for start in range(first, last, BN):
         lines = start + tl.arange(0, BN)
-        if COPIED:
-            k = tl.reshape(K.load([tl.program_id(1), start, 0]), [BN, BD])
-        else:
-            k = tile_of(k_base, k_key, lines, last, width, D, BD)
+        k = (
+            tl.reshape(K.load([tl.program_id(1), start, 0]), [BN, BD])
+            if COPIED
+            else tile_of(k_base, k_key, lines, last, width, D, BD)
+        )
         squares = tl.zeros([BN], tl.float32)
         v = k
         if WEIGHT > 0:
-            if COPIED:
-                v = tl.reshape(V.load([tl.program_id(1), start, 0]), [BN, BDV])
-            else:
-                v = tile_of(v_base, v_key, lines, last, value_width, DV, BDV)
+            v = (
+                tl.reshape(V.load([tl.program_id(1), start, 0]), [BN, BDV])
+                if COPIED
+                else tile_of(v_base, v_key, lines, last, value_width, DV, BDV)
+            )
             wide = v.to(tl.float32)
             squares = tl.sum(wide * wide, 1)
         if ONE:

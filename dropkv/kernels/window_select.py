@@ -95,7 +95,7 @@ def _grid(scores: Tensor) -> tuple[int, int, bool]:
     """Scores of a tile, programs of a head, and whether the programs of all heads run at once and so can wait for one another."""
     heads, n = scores.shape
     if not scores.is_cuda:
-        return 128, triton.cdiv(n, 256), False  # the interpreter runs one program after the other
+        return 256, triton.cdiv(n, 512), False  # the interpreter runs one program after the other
     processors = torch.cuda.get_device_properties(scores.device).multi_processor_count
     if heads > processors:
         return 4096, triton.cdiv(n, 4096), False
@@ -235,7 +235,9 @@ def _settled(HISTOGRAMS, STATE, second, heads, floor, places, ADAPTIVE: tl.const
     equal = tl.where(done == 1, EVERY, floor - above)
     kept = tl.where(real, floor, 0)
     if ADAPTIVE:
-        prefix, above, done, own = _all_digits(HISTOGRAMS + second * 256, STATE + second * 3, PASSES, heads, floor, places, True, HP)
+        prefix, above, done, own = _all_digits(
+            HISTOGRAMS + second * 256, STATE + second * 3, PASSES, heads, floor, places, True, HP
+        )
         # Entries at the threshold that no floor takes fill the places that are left, those of lower heads first.
         usable = tl.where(real & (done == 0), tl.maximum(above + own - tl.maximum(above, floor), 0), 0)
         left = places - tl.sum(tl.where(real, tl.maximum(above - floor, 0), 0), 0)
@@ -305,10 +307,7 @@ def _choose(
             if (done == 0) | (layer_done == 0):
                 for tile in range(block, tiles, programs):
                     lines = tile * BLOCK + tl.arange(0, BLOCK)
-                    if ONE:
-                        keys = my_keys
-                    else:
-                        keys = _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                    keys = my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
                     row = phase * heads + head
                     if done == 0:
                         _add_digits(HISTOGRAMS, keys, lines < n, prefix, 56 - 8 * phase, phase, row)
@@ -317,7 +316,9 @@ def _choose(
                             _add_digits(HISTOGRAMS, keys, lines < n, layer_prefix, 56 - 8 * phase, phase, second + row)
         else:
             if phase == PASSES:
-                all_limits, all_equal, all_kept = _settled(HISTOGRAMS, STATE, second, heads, floor, places, ADAPTIVE, HP)
+                all_limits, all_equal, all_kept = _settled(
+                    HISTOGRAMS, STATE, second, heads, floor, places, ADAPTIVE, HP
+                )
                 every = tl.arange(0, HP)
                 limit = tl.sum(tl.where(every == head, all_limits, 0), 0)
                 if (block == 0) & (head == 0):
@@ -329,10 +330,7 @@ def _choose(
                     tl.store(OFFSETS + heads, tl.sum(all_kept, 0))
                 for tile in range(block, tiles, programs):
                     lines = tile * BLOCK + tl.arange(0, BLOCK)
-                    if ONE:
-                        keys = my_keys
-                    else:
-                        keys = _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                    keys = my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
                     more = tl.sum(((lines < n) & (keys > limit)).to(tl.int32), 0)
                     same = tl.sum(((lines < n) & (keys == limit)).to(tl.int32), 0)
                     tl.store(ABOVE + head * tiles + tile, more)
@@ -341,10 +339,7 @@ def _choose(
                 limit, needed = tl.load(limits + head), tl.load(limits + heads + head).to(tl.int32)
                 for tile in range(block, tiles, programs):
                     lines = tile * BLOCK + tl.arange(0, BLOCK)
-                    if ONE:
-                        keys = my_keys
-                    else:
-                        keys = _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                    keys = my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
                     _compact(ABOVE, OFFSETS, KEYS, LINES, keys, lines, n, limit, needed, head, heads, tile, tiles)
 
 
@@ -385,7 +380,9 @@ def _tile_head(OFFSETS, tile, heads, SIZE: tl.constexpr, HP: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["heads", "total"])
-def _sort_tiles(KEYS, LINES, OFFSETS, heads, total, SIZE: tl.constexpr, MINE: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr):
+def _sort_tiles(
+    KEYS, LINES, OFFSETS, heads, total, SIZE: tl.constexpr, MINE: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr
+):
     """Each tile sorted by itself, behind the unsorted ones: an entry's place is the number of entries before it."""
     tile, part = tl.program_id(0) // (SIZE // MINE), tl.program_id(0) % (SIZE // MINE)
     start, _first, last = _tile_head(OFFSETS, tile, heads, SIZE, HP)

@@ -1,6 +1,6 @@
 """Run on a GPU by test_window_kernels.py: a prefill with the kernels keeps what one without them keeps.
 
-    python tests/dropkv/check_window_compress.py
+python tests/dropkv/check_window_compress.py
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def main() -> None:
         seam = Seam.of(model.tokenizer, name=model.id)
         question = plan_question(seam.question_ids("Who kept the ledger?"), N, 8)
         plans = [
-            ("tail", plan_tail(8, N), ("dropkv", "adadropkv", "snapkv", "laprox", "tova", "criticalkv", "pyramidkv", "cake")),
+            (
+                "tail",
+                plan_tail(8, N),
+                ("dropkv", "adadropkv", "snapkv", "laprox", "tova", "criticalkv", "pyramidkv", "cake"),
+            ),
             ("question", question, ("adadropkv", "caote")),
             ("replay", plan_replays(seam, document, 6, 60), ("adadropkv", "kvzip")),
         ]
@@ -46,7 +50,9 @@ def main() -> None:
                 dispatch._triton = usable
                 for mine, theirs in zip(fast.layers, plain.layers, strict=True):
                     where = (family, kind, name)
-                    assert torch.equal(mine.offsets, theirs.offsets) and torch.equal(mine.positions, theirs.positions), where
+                    assert torch.equal(mine.offsets, theirs.offsets) and torch.equal(
+                        mine.positions, theirs.positions
+                    ), where
                     assert torch.equal(mine.admit, theirs.admit), where
                     assert torch.allclose(mine.scores, theirs.scores, rtol=1e-4, atol=1e-9), where
                     assert torch.allclose(mine.keys, theirs.keys, rtol=1e-4, atol=1e-5), where

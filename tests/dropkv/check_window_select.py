@@ -22,12 +22,12 @@ FIELDS = ("keys", "values", "offsets", "positions", "admit", "scores")
 
 def cases(draw, device):
     """(name, scores, count, first forced, last forced, pool): smooth ones, and every kind of tie."""
-    yield "plain", draw(3, 400), 60, 4, 8, 11
+    yield "plain", draw(2, 600), 60, 4, 8, 11
     yield "all equal", torch.zeros(2, 150, device=device), 40, 0, 8, 5
-    yield "few levels", (draw(4, 150) * 2).round(), 37, 3, 5, 1
-    yield "few levels pooled", (draw(3, 200) * 3).round(), 70, 0, 8, 11
+    yield "few levels", (draw(4, 90) * 2).round(), 37, 3, 5, 1
+    yield "few levels pooled", (draw(3, 300) * 3).round(), 70, 0, 8, 11
     yield "zeros of both signs", draw(2, 100).clamp(max=0) * draw(2, 100).sign(), 50, 0, 2, 1
-    yield "one loud head", torch.cat([draw(1, 200).abs() * 1e20, draw(2, 200) * 1e-30]), 30, 0, 8, 3
+    yield "one loud head", torch.cat([draw(1, 100).abs() * 1e20, draw(2, 100) * 1e-30]), 20, 0, 8, 3
     yield "infinite", torch.cat([draw(1, 60), torch.full((1, 60), -torch.inf, device=device)]), 20, 1, 1, 1
     yield "nothing forced", draw(1, 60), 1, 0, 0, 1
     yield "all but one", draw(2, 70), 69, 4, 4, 5
@@ -53,13 +53,20 @@ def main() -> None:
         pooled = pool(scores)
         k, v = draw(heads, n, 24), draw(heads, n, 16).half()
         alphas = (0.0, 0.2, 0.75) if "pooled" in name or device != "cpu" else (0.2,)
-        for rule, alpha in (("uniform", 0.2), *(("head-adaptive", alpha) for alpha in alphas)):
+        uniform = (("uniform", 0.2),) if name in ("plain", "few levels pooled") or device != "cpu" else ()
+        for rule, alpha in (*uniform, *(("head-adaptive", alpha) for alpha in alphas)):
             want = select(pooled.cpu(), count, forced=forced, rule=rule, alpha=alpha, unpooled=scores.cpu())
             options = {"forced": forced, "rule": rule, "alpha": alpha}
             got = select_entries(scores, count, pool=size, **options)
-            for other in (got, select_entries(scores, count, pooled=pooled, **options)) if name == "plain" else (got,):
+            for other in (
+                (got, select_entries(scores, count, pooled=pooled, **options))
+                if name == "plain" and rule == "uniform"
+                else (got,)
+            ):
                 assert other is not None
-                same = [torch.equal(getattr(other, f).cpu(), getattr(want, f)) for f in ("counts", "positions", "admit")]
+                same = [
+                    torch.equal(getattr(other, f).cpu(), getattr(want, f)) for f in ("counts", "positions", "admit")
+                ]
                 assert all(same), (name, rule, alpha, same)
             offsets = torch.cat([got.counts.new_zeros(1), got.counts.cumsum(0)]).int()
             entries, plain = gather_entries(k, v, got, offsets, scores), take(k.cpu(), v.cpu(), want, scores.cpu())

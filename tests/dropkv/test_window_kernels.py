@@ -23,7 +23,11 @@ DTYPES = ("float32", "float16", "bfloat16")
 def run(check: str, *arguments: str, interpret: bool) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({"TRITON_INTERPRET": "1"} if interpret else {})
     done = subprocess.run(
-        [sys.executable, str(HERE / check), *arguments], env=environment, capture_output=True, text=True, cwd=HERE.parents[1]
+        [sys.executable, str(HERE / check), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=HERE.parents[1],
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "all equal"
@@ -73,7 +77,8 @@ def test_a_cpu_needs_no_kernel_and_says_nothing(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "dtype,d,says", [(torch.float64, 16, "no kernel computes float64"), (torch.float32, 320, "no kernel has a head dim of 320")]
+    "dtype,d,says",
+    [(torch.float64, 16, "no kernel computes float64"), (torch.float32, 320, "no kernel has a head dim of 320")],
 )
 def test_what_no_kernel_computes_is_said_once(dtype, d, says, capsys) -> None:
     dispatch._say.cache_clear()
