@@ -1,9 +1,9 @@
 """Attention of a few queries over many keys in one pass over K and V (Triton): outputs, log-sum-exps, and what the score of a key with p > 1/2
 needs. The plain-torch twin is `dropkv.kernels.score.Window`.
 
-The keys are split over programs, whose parts are merged by their largest logit. Every row (a query of a query head) leaves its largest key out
-of its sums: with p near 1 that key's 1 - p is the sum of all other weights, and a - v is made of the other keys alone, so neither cancels. The
-key is put back when a larger one is met, which is rare after the first tiles.
+The keys are split over programs, whose parts are merged. A row (a query of a query head) holds back a key that outweighs all others met so
+far and leaves it out of its sums: with p near 1 that key's 1 - p is the sum of all other weights, and a - v is made of the other keys alone,
+so neither cancels. The key is put back when another one outweighs all, which is rare.
 
 Precision: logits and sums are float32; weights go into the product with V as two numbers of V's type, which together hold 16 bits or more
 (those of float16 enlarged, since it has no small numbers).
@@ -12,6 +12,7 @@ Precision: logits and sums are float32; weights go into the product with V as tw
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import triton
@@ -80,7 +81,7 @@ def attend_window(
     span = triton.cdiv(triton.cdiv(n, tile.keys), parts) * tile.keys
     parts = max(1, triton.cdiv(n, span))
     rows = blocks * tile.rows
-    sums = torch.empty((3, kv_heads, parts, rows), dtype=torch.float32, device=q.device)
+    sums = torch.empty((4, kv_heads, parts, rows), dtype=torch.float32, device=q.device)
     partial = torch.empty((kv_heads, parts, rows, d_v if values else 0), dtype=torch.float32, device=q.device)
     inner, outer = logit_factors(scale, softcap)
     sizes = {
@@ -89,7 +90,7 @@ def attend_window(
     _attend[(parts, kv_heads, blocks)](
         q, k, v, sums, partial, inner, outer, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         n, m, group, span, parts, kv_heads, rows, BM=tile.rows, BN=tile.keys, CAPPED=softcap is not None, **sizes,
-        BOOST=32768.0 if v.dtype == torch.float16 else 1.0,
+        BOOST=32768.0 if v.dtype == torch.float16 else 1.0, PRECISION=precision_of(q),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     shape = (kv_heads, group, m)
@@ -108,7 +109,7 @@ def attend_tile(q: Tensor, d_v: int, values: bool) -> Tile:
     rows = 64 if q.shape[1] * q.shape[2] > 32 else 32 if q.shape[1] * q.shape[2] > 16 else 16
     wide = max(q.shape[-1], d_v) > 128
     if q.dtype == torch.float32:
-        return fitting(Tile(rows, 32, 4, 2), q, d_v)
+        return fitting(Tile(rows, 32, 8 if wide else 4, 2), q, d_v)
     return fitting(Tile(rows, 32 if wide else 64, 4, 3), q, d_v)
 
 
@@ -116,7 +117,7 @@ def fitting(tile: Tile, q: Tensor, d_v: int) -> Tile:
     """The tile with as many stages, and then keys, as the device's shared memory holds."""
     if not q.is_cuda:
         return tile
-    room = int(triton.runtime.driver.active.utils.get_device_properties(q.device.index or 0)["max_shared_mem"]) - 4096
+    room = card(q.device)[1] - 4096
     row = (width_of(q.shape[-1]) + 2 * width_of(d_v)) * q.element_size()
     while tile.rows * row + tile.stages * tile.keys * row > room and tile.keys > 16:
         tile = replace(tile, stages=tile.stages - 1) if tile.stages > 1 else replace(tile, keys=tile.keys // 2)
@@ -127,7 +128,14 @@ def programs_of(q: Tensor, tile: Tile) -> int:
     """How many programs fill the device; a few under the interpreter, so that merging is tried."""
     if not q.is_cuda:
         return 3 * q.shape[0]
-    return int(torch.cuda.get_device_properties(q.device).multi_processor_count) * tile.programs
+    return card(q.device)[0] * tile.programs
+
+
+@cache
+def card(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors of a GPU, and the shared memory that one program may have."""
+    found = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return int(found["multiprocessor_count"]), int(found["max_shared_mem"])
 
 
 def logit_factors(scale: float, softcap: float | None) -> tuple[float, float]:
@@ -135,6 +143,11 @@ def logit_factors(scale: float, softcap: float | None) -> tuple[float, float]:
     if softcap is None:
         return scale * LOG2E, 1.0
     return 2 * LOG2E * scale / softcap, softcap * LOG2E
+
+
+def precision_of(q: Tensor) -> str:
+    """How products of float32 tiles are made: of three parts on tensor cores, which leaves float32's digits."""
+    return "tf32x3" if q.dtype == torch.float32 and q.is_cuda else "ieee"
 
 
 def width_of(d: int) -> int:
@@ -165,7 +178,7 @@ def _attend(
     Q, K, V, SUMS, PARTIAL, inner, outer, q_head, q_group, q_query, k_head, k_key, v_head, v_key,
     n, m, group, span, parts, kv_heads, rows,
     BM: tl.constexpr, BN: tl.constexpr, CAPPED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    VALUES: tl.constexpr, BOOST: tl.constexpr,
+    VALUES: tl.constexpr, BOOST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     part, head, block = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     row = block * BM + tl.arange(0, BM)
@@ -181,46 +194,54 @@ def _attend(
 
     best = tl.full([BM], -float("inf"), tl.float32)
     base = tl.zeros([BM], tl.float32)  # the same, or 0 while nothing was seen
-    largest = tl.full([BM], -1, tl.int32)
+    held = tl.full([BM], -1, tl.int32)  # the key held back, and its logit
+    held_logit = best
     others = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
     for start in range(first, last, BN):
         lines = start + tl.arange(0, BN)
         k = tile_of(k_base, k_key, lines, last, width, D, BD)
-        s = logits(tl.dot(q, tl.trans(k), input_precision="ieee"), inner, outer, CAPPED)
+        s = logits(tl.dot(q, tl.trans(k), input_precision=PRECISION), inner, outer, CAPPED)
         s = tl.where((lines[None, :] <= limit[:, None]) & (lines < last)[None, :], s, -float("inf"))
         top = tl.max(s, 1)
-        grew = top > best
-        if tl.max(grew.to(tl.int32), 0) > 0:
-            new = tl.maximum(best, top)
-            base = tl.where(new == -float("inf"), 0.0, new)
-            fade = tl.exp2(best - base)
-            # The weight of a key that is the largest no more; 0 where there was none.
-            back = tl.where(grew, fade * BOOST, 0.0)
-            others = others * fade + back
+        new = tl.maximum(best, top)
+        base = tl.where(new == -float("inf"), 0.0, new)
+        fade = tl.exp2(best - base)
+        best = new
+        weights = tl.exp2(s - base[:, None]) * BOOST
+        more = tl.sum(weights, 1)
+        others = others * fade
+        if VALUES:
+            acc = acc * fade[:, None]
+        held_weight = tl.exp2(held_logit - base) * BOOST
+        outweighs = tl.exp2(top - base) * (2 * BOOST) > others + more + held_weight
+        if tl.max(outweighs.to(tl.int32), 0) > 0:
+            back = tl.where(outweighs, held_weight, 0.0)
+            others += back
             if VALUES:
-                known = grew & (largest >= 0)
+                known = outweighs & (held >= 0)
                 old = tl.load(
-                    v_base + largest[:, None].to(tl.int64) * v_key + value_width[None, :],
+                    v_base + held[:, None].to(tl.int64) * v_key + value_width[None, :],
                     mask=known[:, None] & (value_width < DV)[None, :], other=0.0,
                 ).to(tl.float32)  # fmt: skip
-                acc = acc * fade[:, None] + back[:, None] * old
-            largest = tl.where(grew, start + tl.argmax(s, 1), largest)
-            best = new
-        weights = tl.exp2(s - base[:, None]) * BOOST
-        weights = tl.where(lines[None, :] == largest[:, None], 0.0, weights)
-        others += tl.sum(weights, 1)
+                acc += back[:, None] * old
+            held = tl.where(outweighs, start + tl.argmax(s, 1), held)
+            held_logit = tl.where(outweighs, top, held_logit)
+            weights = tl.where(lines[None, :] == held[:, None], 0.0, weights)
+            more = tl.sum(weights, 1)
+        others += more
         if VALUES:
             v = tile_of(v_base, v_key, lines, last, value_width, DV, BDV)
             high = weights.to(v.dtype)
-            acc = tl.dot(high, v, acc, input_precision="ieee")
+            acc = tl.dot(high, v, acc, input_precision=PRECISION)
             if v.dtype != tl.float32:
                 acc = tl.dot((weights - high.to(tl.float32)).to(v.dtype), v, acc)
     here = (head * parts + part) * rows + row
     size = kv_heads.to(tl.int64) * parts * rows
     tl.store(SUMS + here, best)
     tl.store(SUMS + size + here, others / BOOST)
-    tl.store(SUMS + 2 * size + here, largest.to(tl.float32, bitcast=True))
+    tl.store(SUMS + 2 * size + here, held.to(tl.float32, bitcast=True))
+    tl.store(SUMS + 3 * size + here, held_logit)
     if VALUES:
         tl.store(PARTIAL + here[:, None] * DV + value_width[None, :], acc / BOOST, mask=(value_width < DV)[None, :])
 
@@ -237,21 +258,26 @@ def _merge(
     width = tl.arange(0, BDV)
     size = kv_heads.to(tl.int64) * parts * rows
     best = tl.full([BR], -float("inf"), tl.float32)
+    largest = best  # of the keys held back
     winner = tl.full([BR], -1, tl.int32)
     for part in range(0, parts):
-        top = tl.load(SUMS + (head * parts + part) * rows + row, mask=real, other=-float("inf"))
-        winner = tl.where(top > best, part, winner)
-        best = tl.maximum(best, top)
-    base = tl.where(best == -float("inf"), 0.0, best)
+        here = (head * parts + part) * rows + row
+        best = tl.maximum(best, tl.load(SUMS + here, mask=real, other=-float("inf")))
+        top = tl.load(SUMS + 3 * size + here, mask=real, other=-float("inf"))
+        winner = tl.where(top > largest, part, winner)
+        largest = tl.maximum(largest, top)
+    seen = real & (best > -float("inf"))
+    base = tl.where(seen, best, 0.0)
     others = tl.zeros([BR], tl.float32)
     acc = tl.zeros([BR, BDV], tl.float32)
-    largest = tl.full([BR], -1, tl.int32)
+    held = tl.full([BR], -1, tl.int32)
     for part in range(0, parts):
         here = (head * parts + part) * rows + row
         fade = tl.exp2(tl.load(SUMS + here, mask=real, other=-float("inf")) - base)
         own = tl.load(SUMS + 2 * size + here, mask=real, other=0.0).to(tl.int32, bitcast=True)
-        largest = tl.where(winner == part, own, largest)
-        back = tl.where(winner == part, 0.0, fade)
+        held = tl.where(winner == part, own, held)
+        weight = tl.exp2(tl.load(SUMS + 3 * size + here, mask=real, other=-float("inf")) - base)
+        back = tl.where(winner == part, 0.0, weight)
         others += fade * tl.load(SUMS + size + here, mask=real, other=0.0) + back
         if VALUES:
             inside = real[:, None] & (width < DV)[None, :]
@@ -259,20 +285,19 @@ def _merge(
             known = inside & (back > 0)[:, None]
             old = tl.load(V + head * v_head + own[:, None].to(tl.int64) * v_key + width[None, :], mask=known, other=0.0)
             acc += back[:, None] * old.to(tl.float32)
-    seen = real & (winner >= 0)
-    total = 1.0 + others
-    loud = seen & (others < 1.0)  # p > 1/2
+    weight = tl.exp2(largest - base)
+    total = tl.where(seen, others + weight, 1.0)
+    loud = seen & (others < weight)  # p > 1/2
     index = head * count + row
-    everything = tl.where(seen, (base + tl.log2(total)) * LN2, -float("inf"))
-    tl.store(FOUND + index, everything, mask=real)
-    tl.store(LOUD + index, tl.where(loud, largest, -1), mask=real)
+    tl.store(FOUND + index, tl.where(seen, (base + tl.log2(total)) * LN2, -float("inf")), mask=real)
+    tl.store(LOUD + index, tl.where(loud, held, -1), mask=real)
     found = kv_heads.to(tl.int64) * count
-    tl.store(FOUND + found + index, 1.0 / (others + EPS * total), mask=real)
+    tl.store(FOUND + found + index, weight / (others + EPS * total), mask=real)
     if VALUES:
-        inside = seen[:, None] & (width < DV)[None, :]
-        top_place = V + head * v_head + largest[:, None].to(tl.int64) * v_key + width[None, :]
-        own_value = tl.load(top_place, mask=inside, other=0.0).to(tl.float32)
+        inside = (seen & (held >= 0))[:, None] & (width < DV)[None, :]
+        held_place = V + head * v_head + held[:, None].to(tl.int64) * v_key + width[None, :]
+        own_value = tl.load(held_place, mask=inside, other=0.0).to(tl.float32)
         gap = (acc - others[:, None] * own_value) / total[:, None]
         tl.store(FOUND + 2 * found + index, tl.sum(gap * gap, 1), mask=real)
-        place = OUT + index[:, None] * DV + width[None, :]
-        tl.store(place, (acc + own_value) / total[:, None], mask=real[:, None] & (width < DV)[None, :])
+        outputs = tl.where(seen[:, None], (acc + weight[:, None] * own_value) / total[:, None], 0.0)
+        tl.store(OUT + index[:, None] * DV + width[None, :], outputs, mask=real[:, None] & (width < DV)[None, :])

@@ -22,6 +22,7 @@ from dropkv.kernels.window_attend import (
     fitting,
     logit_factors,
     logits,
+    precision_of,
     programs_of,
     tile_of,
     width_of,
@@ -80,7 +81,8 @@ def score_window(
         n, count, m, group, span, blocks, per_head,
         HEADS=rows // per_head if what.over == "l2" else 1, BM=rows, BN=tile.keys, ONE=blocks == 1, CAUSAL=count > n - m + 1,
         CAPPED=softcap is not None, KNOWN=known, WEIGHT=2 if root else WEIGHTS.index(what.weight), MAXIMUM=what.over == "max", ROOT=root,
-        L2=what.over == "l2", COPIED=tile.copied, D=d, DV=d_v, BD=width_of(d), BDV=width_of(d_v), num_warps=tile.warps, num_stages=tile.stages,
+        L2=what.over == "l2", COPIED=tile.copied, PRECISION=precision_of(q), D=d, DV=d_v,
+        BD=width_of(d), BDV=width_of(d_v), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return scores
 
@@ -90,7 +92,7 @@ def score_tile(q: Tensor, d_v: int, rows: int) -> Tile:
     height = 16 if rows <= 16 else 32 if rows <= 32 else 64
     wide = max(q.shape[-1], d_v) > 128
     if q.dtype == torch.float32:
-        return fitting(Tile(height, 32, 4, 2), q, d_v)
+        return fitting(Tile(height, 32, 8 if wide else 4, 2), q, d_v)
     return fitting(Tile(height, 64, 4, 2 if wide else 3), q, d_v)
 
 
@@ -138,14 +140,15 @@ def _rows_of(
 def _contributions(
     k, v, squares, q, high, low, length, sums, limit, loud, loud_odds, loud_gap, index, real, A, inner, outer, lines, last,
     CAUSAL: tl.constexpr, CAPPED: tl.constexpr, KNOWN: tl.constexpr, WEIGHT: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What every row adds to every key of a tile [BN, BM]."""
-    s = logits(tl.dot(k, tl.trans(q), input_precision="ieee"), inner, outer, CAPPED)
+    s = logits(tl.dot(k, tl.trans(q), input_precision=PRECISION), inner, outer, CAPPED)
     p = tl.exp2(s - sums[None, :])
     if CAUSAL:
         p = tl.where(lines[:, None] <= limit[None, :], p, 0.0)
     if WEIGHT > 0:
-        product = tl.dot(v, tl.trans(high), input_precision="ieee")
+        product = tl.dot(v, tl.trans(high), input_precision=PRECISION)
         if v.dtype != tl.float32:
             product = tl.dot(v, tl.trans(low), product)
         if WEIGHT == 3:
@@ -161,7 +164,7 @@ def _contributions(
                 near = (p > 0.5) & (lines < last)[:, None]
                 if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
                     width = tl.arange(0, BDV)
-                    own = tl.dot(tl.trans(near.to(v.dtype)), v, input_precision="ieee")  # each row's near value
+                    own = tl.dot(tl.trans(near.to(v.dtype)), v, input_precision=PRECISION)  # each row's near value
                     inside = real[:, None] & (width < DV)[None, :]
                     gap = tl.load(A + index[:, None] * DV + width[None, :], mask=inside, other=0.0) - own
                     distance = tl.where(near, tl.sum(gap * gap, 1)[None, :], distance)
@@ -174,7 +177,8 @@ def _score(
     Q, K, V, A, LSE, LOUD, LOUD_ODDS, LOUD_GAP, FACTORS, OUT, inner, outer,
     q_head, q_group, q_query, k_head, k_key, v_head, v_key, out_head, n, count, m, group, span, blocks, per_head,
     HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ONE: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr,
-    KNOWN: tl.constexpr, WEIGHT: tl.constexpr, MAXIMUM: tl.constexpr, ROOT: tl.constexpr, L2: tl.constexpr, COPIED: tl.constexpr,
+    KNOWN: tl.constexpr, WEIGHT: tl.constexpr, MAXIMUM: tl.constexpr, ROOT: tl.constexpr, L2: tl.constexpr,
+    COPIED: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
@@ -208,7 +212,7 @@ def _score(
         if ONE:
             part = _contributions(
                 k, v, squares, q, high, low, length, sums, limit, loud, loud_odds, loud_gap, index, real, A, inner, outer, lines, last,
-                CAUSAL, CAPPED, KNOWN, WEIGHT, DV, BDV,
+                CAUSAL, CAPPED, KNOWN, WEIGHT, DV, BDV, PRECISION,
             )  # fmt: skip
             score = _reduced(part, FACTORS, head, 0, lines, count, group, BM, BN, HEADS, MAXIMUM, L2)
         else:
@@ -220,7 +224,7 @@ def _score(
                 )  # fmt: skip
                 part = _contributions(
                     k, v, squares, q, high, low, length, sums, limit, loud, loud_odds, loud_gap, index, real, A, inner, outer, lines, last,
-                    CAUSAL, CAPPED, KNOWN, WEIGHT, DV, BDV,
+                    CAUSAL, CAPPED, KNOWN, WEIGHT, DV, BDV, PRECISION,
                 )  # fmt: skip
                 more = _reduced(part, FACTORS, head, block, lines, count, group, BM, BN, HEADS, MAXIMUM, L2)
                 score = tl.maximum(score, more) if MAXIMUM else score + more

@@ -1,10 +1,11 @@
 """The kept entries of a layer from its scores, on the GPU, without a sort of all of them (Triton). Twin: `dropkv.budgets.select`, `keeper.take`.
 
-Every entry has one 64-bit key, pooled score above unpooled score, both as integers of the same order, so a budget rule is a threshold. It is
-found digit by digit: each of eight passes counts the entries under the digits so far by their next one. All passes are one launch, whose
-programs hold their keys and wait for one another. The rule of head-adaptive budgets
-is such a search as well: at a threshold T it keeps sum over heads of max(floor, entries above T), which falls as T rises. Then what is above
-the threshold is compacted (ties by position), sorted in tiles, merged by rank and copied out. Nothing is read back by the host.
+Every entry has one 64-bit key, pooled score above unpooled score, both as integers of the same order. The threshold of a budget rule is
+searched digit by digit: each pass counts the entries under the digits so far by their next one. Head-adaptive budgets are such a search as
+well: at a threshold T they keep sum over heads of max(floor, entries above T), which falls as T rises. As soon as what lies at or above the
+digits so far fits into memory with a little to spare, usually after two passes, it is compacted, sorted in tiles and merged by rank; the
+exact cut is made in the sorted lists. Where ties are so many that they never fit, all eight digits are found, and ties taken by position.
+The passes are one launch, whose programs hold their keys and wait for one another; nothing is read back by the host.
 
 Max pooling happens while scores are read; no pooled copy exists.
 """
@@ -22,7 +23,11 @@ from dropkv.budgets import Kept, floor_of
 from formats import LayerEntries
 
 PASSES = tl.constexpr(8)
-PHASES = 10  # the passes, counting, compaction
+PHASES = 10  # the passes, then counting and compaction where ties are too many
+HEADER = tl.constexpr(
+    64
+)  # counters before the histograms: one a phase for programs to meet at, and the phase that compacted
+SPARE = 4096  # entries beside an eighth of the kept ones that may be sorted for nothing
 SORTED = 256  # entries of a sorted tile
 MINE = 64  # of them, those that one program ranks
 EVERY = tl.constexpr(2147483647)
@@ -60,34 +65,38 @@ def select_entries(
     ranked = scores if pooled is None else pooled.contiguous()
     block, programs, together = _grid(scores)
     tiles, wide, bins = triton.cdiv(n, block), int(triton.next_power_of_2(heads)), (1 + adaptive) * 8 * heads
-    counters = torch.zeros(PHASES + bins * 256, dtype=torch.int32, device=device)
+    spare = min(heads * n, total + total // 8 + SPARE)
+    counters = torch.zeros(HEADER.value + bins * 256 + heads, dtype=torch.int32, device=device)
     state = torch.empty((bins + heads) * 3, dtype=torch.int64, device=device)
     above = torch.empty((2, heads, tiles), dtype=torch.int32, device=device)
     counts = torch.empty(heads, dtype=torch.int64, device=device)
     offsets = torch.empty(heads + 1, dtype=torch.int32, device=device)
-    keys = torch.empty((2, total), dtype=torch.int64, device=device)
-    lines = torch.empty((2, total), dtype=torch.int32, device=device)
+    keys = torch.empty((2, spare), dtype=torch.int64, device=device)
+    lines = torch.empty((2, spare), dtype=torch.int32, device=device)
     for first in range(0, 1 if together else PHASES):
         _choose[(programs, heads)](
-            scores, ranked, counters, state, above, counts, offsets, keys, lines, n, *ends, heads, floor, places, first,
+            scores, ranked, counters, state, above, counts, offsets, keys, lines, n, *ends, heads, floor, places, spare, first,
             PHASES if together else first + 1, ADAPTIVE=adaptive, HP=wide, POOL=pool if pooled is None else 0, BLOCK=block,
-            ONE=programs >= tiles, TOGETHER=together, PHASES=PHASES, num_warps=max(4, min(16, block // 512)),
+            ONE=programs >= tiles, TOGETHER=together, num_warps=max(4, min(16, block // 512)),
             **({"launch_cooperative_grid": True} if together else {}),
         )  # fmt: skip
-    pieces = (triton.cdiv(total, SORTED) + heads) * (SORTED // MINE)
+    pieces = (triton.cdiv(spare, SORTED) + heads) * (SORTED // MINE)
     cut = {"SIZE": SORTED, "MINE": MINE, "HP": wide, "num_warps": 4}
-    _sort_tiles[(pieces,)](keys, lines, offsets, heads, total, WIDTH=32, **cut)
+    _sort_tiles[(pieces,)](keys, lines, offsets, heads, spare, WIDTH=32, **cut)
     positions = torch.empty(total, dtype=torch.int64, device=device)
     admit = torch.empty(total, dtype=torch.int64, device=device)
     _merge_tiles[(pieces,)](
-        keys, lines, positions, admit, offsets, heads, total, STEPS=SORTED.bit_length(), WIDTH=16, **cut
-    )
+        keys, lines, positions, admit, offsets, heads, spare, count, ADAPTIVE=adaptive, STEPS=SORTED.bit_length(), WIDTH=16, **cut
+    )  # fmt: skip
     if adaptive:
         share = torch.full((1,), alpha, dtype=torch.float64, device=device)  # a number given to a kernel is a float32
-        _admit[(triton.cdiv(total, 32),)](
-            keys, positions, admit, offsets, share, heads, total, count, len(always), count.bit_length(),
-            min(n, floor + places).bit_length(), MINE=32, HP=wide, num_warps=2,
+        _admit[(triton.cdiv(spare, MINE),)](
+            keys, lines, counts, offsets, share, heads, spare, count, len(always), (count + 1).bit_length(),
+            min(n, spare).bit_length(), MINE=MINE, HP=wide, num_warps=4,
         )  # fmt: skip
+        _emit[(triton.cdiv(spare, 256),)](
+            lines, positions, admit, counts, offsets, heads, spare, MINE=256, HP=wide, num_warps=4
+        )
     return Kept(positions, admit, counts)
 
 
@@ -166,26 +175,9 @@ def _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL: tl.
 def _deeper(prefix, above, done, digit, own, up_to, exactly, number):
     """The state of a search after one more digit; once nothing below is needed, `above` counts all that is taken and the rest is zeros."""
     ends = (done == 0) & exactly
-    longer = tl.where(number > 1, prefix * 256 + tl.where(done == 1, 0, digit), digit - 128)
+    longer = tl.where(number > 1, prefix * 256 + tl.where(done == 1, 0, digit), (digit - 128).to(tl.int64))
     above = tl.where(done == 1, above, tl.where(ends, up_to, up_to - own))
     return longer, above, tl.where(ends, 1, done), tl.where((done == 1) | ends, 0, own)
-
-
-@triton.jit
-def _head_digit(HISTOGRAMS, STATE, head, number, heads, wanted):
-    """The search of one head after pass `number` - 1: (prefix, entries above it, whether nothing below is needed)."""
-    place = (number - 1) * heads + head
-    prefix = tl.load(STATE + place * 3)
-    above = tl.load(STATE + place * 3 + 1).to(tl.int32)
-    done = tl.load(STATE + place * 3 + 2).to(tl.int32)
-    bins = tl.arange(0, 256)
-    counts = tl.load(HISTOGRAMS + place * 256 + bins)
-    up_to = tl.cumsum(counts, 0, reverse=True) + above  # entries at or above each digit
-    digit = tl.maximum(tl.sum((up_to >= wanted).to(tl.int32), 0) - 1, 0)
-    both = tl.sum(tl.where(bins == digit, up_to.to(tl.int64) * 4294967296 + counts, 0), 0)
-    own, up_to = (both & 4294967295).to(tl.int32), (both >> 32).to(tl.int32)
-    prefix, above, done, _own = _deeper(prefix, above, done, digit, own, up_to, up_to == wanted, number)
-    return prefix, above, done
 
 
 @triton.jit
@@ -227,25 +219,34 @@ def _add_digits(HISTOGRAMS, keys, inside, prefix, shift, number, place):
 
 
 @triton.jit
-def _settled(HISTOGRAMS, STATE, second, heads, floor, places, ADAPTIVE: tl.constexpr, HP: tl.constexpr):
-    """Of every head [HP]: threshold, how many entries equal to it are kept, how many entries in all."""
-    head = tl.arange(0, HP)
-    real = head < heads
-    limit, above, done, _own = _all_digits(HISTOGRAMS, STATE, PASSES, heads, floor, places, False, HP)
+def _settled(
+    limit,
+    above,
+    done,
+    layer_limit,
+    layer_above,
+    layer_done,
+    layer_own,
+    heads,
+    floor,
+    places,
+    ADAPTIVE: tl.constexpr,
+    HP: tl.constexpr,
+):
+    """Of every head [HP], after all digits: threshold, how many entries equal to it are kept, how many entries in all."""
+    real = tl.arange(0, HP) < heads
     equal = tl.where(done == 1, EVERY, floor - above)
     kept = tl.where(real, floor, 0)
     if ADAPTIVE:
-        prefix, above, done, own = _all_digits(
-            HISTOGRAMS + second * 256, STATE + second * 3, PASSES, heads, floor, places, True, HP
-        )
         # Entries at the threshold that no floor takes fill the places that are left, those of lower heads first.
-        usable = tl.where(real & (done == 0), tl.maximum(above + own - tl.maximum(above, floor), 0), 0)
-        left = places - tl.sum(tl.where(real, tl.maximum(above - floor, 0), 0), 0)
+        taken = tl.maximum(layer_above, floor)
+        usable = tl.where(real & (layer_done == 0), tl.maximum(layer_above + layer_own - taken, 0), 0)
+        left = places - tl.sum(tl.where(real, taken - floor, 0), 0)
         ties = tl.minimum(tl.maximum(left - (tl.cumsum(usable, 0) - usable), 0), usable)
-        kept = tl.where(real, tl.maximum(above, floor) + ties, 0)
+        kept = tl.where(real, taken + ties, 0)
         shared = kept > floor
-        limit = tl.where(shared, prefix, limit)
-        equal = tl.where(shared, tl.where(done == 1, EVERY, kept - above), equal)
+        limit = tl.where(shared, layer_limit, limit)
+        equal = tl.where(shared, tl.where(layer_done == 1, EVERY, kept - layer_above), equal)
     return limit, equal, kept
 
 
@@ -259,88 +260,152 @@ def _meet(COUNTER, programs):
     tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["n", "forced_first", "forced_from", "heads", "floor", "places", "first", "last"])
+@triton.jit
+def _store_state(STATE, number, heads, prefix, above, done, HP: tl.constexpr):
+    head = tl.arange(0, HP)
+    place = STATE + (number * heads + head) * 3
+    tl.store(place, prefix, mask=head < heads)
+    tl.store(place + 1, above.to(tl.int64), mask=head < heads)
+    tl.store(place + 2, done.to(tl.int64), mask=head < heads)
+
+
+@triton.jit
+def _of(values, head, HP: tl.constexpr):
+    """One head's of [HP]."""
+    return tl.sum(tl.where(tl.arange(0, HP) == head, values, 0), 0)
+
+
+@triton.jit
+def _store_counts(COUNTS, OFFSETS, heads, floor, sizes, ADAPTIVE: tl.constexpr, HP: tl.constexpr):
+    """Where each head's list begins, and how many of it are kept; with head-adaptive budgets that is counted later."""
+    head = tl.arange(0, HP)
+    tl.store(COUNTS + head, tl.zeros([HP], tl.int64) + (0 if ADAPTIVE else floor), mask=head < heads)
+    tl.store(OFFSETS + head, tl.cumsum(sizes, 0) - sizes, mask=head < heads)
+    tl.store(OFFSETS + heads, tl.sum(sizes, 0))
+
+
+@triton.jit(
+    do_not_specialize=["n", "forced_first", "forced_from", "heads", "floor", "places", "spare", "first", "last"]
+)
 def _choose(
-    SCORES, RANKED, COUNTERS, STATE, ABOVE, COUNTS, OFFSETS, KEYS, LINES, n, forced_first, forced_from, heads, floor, places, first, last,
+    SCORES, RANKED, COUNTERS, STATE, ABOVE, COUNTS, OFFSETS, KEYS, LINES,
+    n, forced_first, forced_from, heads, floor, places, spare, first, last,
     ADAPTIVE: tl.constexpr, HP: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, TOGETHER: tl.constexpr,
-    PHASES: tl.constexpr,
 ):  # fmt: skip
-    """Phases `first` to `last` - 1: one digit each, then counts above and at the threshold, then compaction. In every pass, a program
-    works out the digit that the pass before it found; those of the first block leave it to the next pass."""
+    """Phases `first` to `last` - 1. Every program works out the digits that the pass before it found; one of them leaves them to the next
+    pass."""
     block, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    writes = (block == 0) & (head == 0)
     tiles = (n + BLOCK - 1) // BLOCK
-    HISTOGRAMS = COUNTERS + PHASES
     second = PASSES * heads
-    limits = STATE + (2 * second if ADAPTIVE else second) * 3
+    HISTOGRAMS = COUNTERS + HEADER
+    LAYER_HISTOGRAMS, LAYER_STATE = HISTOGRAMS + second * 256, STATE + second * 3
+    rows = 2 * second if ADAPTIVE else second
+    CURSORS, limits = HISTOGRAMS + rows * 256, STATE + rows * 3
     if ONE:
         mine = block * BLOCK + tl.arange(0, BLOCK)
         my_keys = _key_of(SCORES, RANKED, head, mine, n, forced_first, forced_from, POOL)
+    ended = tl.full((), 0, tl.int32)
     for phase in range(first, last):
-        if TOGETHER and phase > 0:
-            _meet(COUNTERS + phase, programs * heads)
-        if phase < PASSES:
-            prefix = tl.full((), 0, tl.int64)
-            above = tl.full((), 0, tl.int32)
-            done = tl.full((), 0, tl.int32)
-            layer_prefix = tl.full((), 0, tl.int64)
-            layer_above = tl.full((), 0, tl.int32)
-            layer_done = tl.full((), 0 if ADAPTIVE else 1, tl.int32)
-            if phase > 0:
-                prefix, above, done = _head_digit(HISTOGRAMS, STATE, head, phase, heads, floor)
+        if not TOGETHER:  # the phase of an earlier launch that compacted, if one did
+            compacted = tl.load(COUNTERS + HEADER - 1)
+            ended = ((compacted > 0) & (compacted <= phase)).to(tl.int32)
+        if ended == 0:
+            if TOGETHER and phase > 0:
+                _meet(COUNTERS + phase, programs * heads)
+            prefix = tl.zeros([HP], tl.int64)
+            above = tl.zeros([HP], tl.int32)
+            done = tl.zeros([HP], tl.int32)
+            own = tl.zeros([HP], tl.int32)
+            layer_prefix, layer_above, layer_own = prefix, above, own
+            layer_done = tl.full([HP], 0 if ADAPTIVE else 1, tl.int32)
+            if (phase > 0) & (phase < 9):  # that is, after a pass
+                prefix, above, done, own = _all_digits(HISTOGRAMS, STATE, phase, heads, floor, places, False, HP)
+                reach = above + own  # entries at or above the digits so far
+                limit = prefix << (64 - 8 * phase)
                 if ADAPTIVE:
-                    its_prefix, its_above, its_done, _own = _all_digits(
-                        HISTOGRAMS + second * 256, STATE + second * 3, phase, heads, floor, places, True, HP
+                    layer_prefix, layer_above, layer_done, layer_own = _all_digits(
+                        LAYER_HISTOGRAMS, LAYER_STATE, phase, heads, floor, places, True, HP
                     )
-                    me = tl.arange(0, HP) == head
-                    layer_prefix = tl.sum(tl.where(me, its_prefix, 0), 0)
-                    layer_above = tl.sum(tl.where(me, its_above, 0), 0)
-                    layer_done = tl.sum(tl.where(me, its_done, 0), 0)
-            if block == 0:
-                place = STATE + (phase * heads + head) * 3
-                tl.store(place, prefix)
-                tl.store(place + 1, above.to(tl.int64))
-                tl.store(place + 2, done.to(tl.int64))
-                if ADAPTIVE:
-                    tl.store(place + second * 3, layer_prefix)
-                    tl.store(place + second * 3 + 1, layer_above.to(tl.int64))
-                    tl.store(place + second * 3 + 2, layer_done.to(tl.int64))
-            if (done == 0) | (layer_done == 0):
-                for tile in range(block, tiles, programs):
-                    lines = tile * BLOCK + tl.arange(0, BLOCK)
-                    keys = my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                    wider = layer_above + layer_own > reach
+                    reach = tl.where(wider, layer_above + layer_own, reach)
+                    limit = tl.where(wider, layer_prefix << (64 - 8 * phase), limit)
+                reach = tl.where(tl.arange(0, HP) < heads, reach, 0)
+                if tl.sum(reach.to(tl.int64), 0) <= spare:
+                    ended = tl.full((), 1, tl.int32)
+                    if writes:
+                        tl.store(COUNTERS + HEADER - 1, phase + 1)
+                        _store_counts(COUNTS, OFFSETS, heads, floor, reach, ADAPTIVE, HP)
+                    begin = _of(tl.cumsum(reach, 0) - reach, head, HP)
+                    lowest = _of(limit, head, HP)
+                    for tile in range(block, tiles, programs):
+                        lines = tile * BLOCK + tl.arange(0, BLOCK)
+                        keys = (
+                            my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                        )
+                        keep = (lines < n) & (keys >= lowest)
+                        taken = keep.to(tl.int32)
+                        slot = begin + tl.atomic_add(CURSORS + head, tl.sum(taken, 0), sem="relaxed")
+                        slots = slot + tl.cumsum(taken, 0) - taken
+                        tl.store(KEYS + slots, keys, mask=keep)
+                        tl.store(LINES + slots, lines, mask=keep)
+            if ended == 0:
+                if phase < PASSES:
+                    if writes:
+                        _store_state(STATE, phase, heads, prefix, above, done, HP)
+                        if ADAPTIVE:
+                            _store_state(LAYER_STATE, phase, heads, layer_prefix, layer_above, layer_done, HP)
+                    my_prefix, my_done = _of(prefix, head, HP), _of(done, head, HP)
+                    its_prefix, its_done = _of(layer_prefix, head, HP), _of(layer_done, head, HP)
                     row = phase * heads + head
-                    if done == 0:
-                        _add_digits(HISTOGRAMS, keys, lines < n, prefix, 56 - 8 * phase, phase, row)
-                    if ADAPTIVE:  # noqa: SIM102 (known when the kernel is made)
-                        if layer_done == 0:
-                            _add_digits(HISTOGRAMS, keys, lines < n, layer_prefix, 56 - 8 * phase, phase, second + row)
-        else:
-            if phase == PASSES:
-                all_limits, all_equal, all_kept = _settled(
-                    HISTOGRAMS, STATE, second, heads, floor, places, ADAPTIVE, HP
-                )
-                every = tl.arange(0, HP)
-                limit = tl.sum(tl.where(every == head, all_limits, 0), 0)
-                if (block == 0) & (head == 0):
-                    real = every < heads
-                    tl.store(limits + every, all_limits, mask=real)
-                    tl.store(limits + heads + every, all_equal.to(tl.int64), mask=real)
-                    tl.store(COUNTS + every, all_kept.to(tl.int64), mask=real)
-                    tl.store(OFFSETS + every, tl.cumsum(all_kept, 0) - all_kept, mask=real)
-                    tl.store(OFFSETS + heads, tl.sum(all_kept, 0))
-                for tile in range(block, tiles, programs):
-                    lines = tile * BLOCK + tl.arange(0, BLOCK)
-                    keys = my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
-                    more = tl.sum(((lines < n) & (keys > limit)).to(tl.int32), 0)
-                    same = tl.sum(((lines < n) & (keys == limit)).to(tl.int32), 0)
-                    tl.store(ABOVE + head * tiles + tile, more)
-                    tl.store(ABOVE + (heads + head) * tiles + tile, same)
-            else:
-                limit, needed = tl.load(limits + head), tl.load(limits + heads + head).to(tl.int32)
-                for tile in range(block, tiles, programs):
-                    lines = tile * BLOCK + tl.arange(0, BLOCK)
-                    keys = my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
-                    _compact(ABOVE, OFFSETS, KEYS, LINES, keys, lines, n, limit, needed, head, heads, tile, tiles)
+                    for tile in range(block, tiles, programs):
+                        lines = tile * BLOCK + tl.arange(0, BLOCK)
+                        keys = (
+                            my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                        )
+                        if my_done == 0:
+                            _add_digits(HISTOGRAMS, keys, lines < n, my_prefix, 56 - 8 * phase, phase, row)
+                        if ADAPTIVE:  # noqa: SIM102 (known when the kernel is made)
+                            if its_done == 0:
+                                _add_digits(LAYER_HISTOGRAMS, keys, lines < n, its_prefix, 56 - 8 * phase, phase, row)
+                elif phase == PASSES:
+                    limit, equal, kept = _settled(
+                        prefix,
+                        above,
+                        done,
+                        layer_prefix,
+                        layer_above,
+                        layer_done,
+                        layer_own,
+                        heads,
+                        floor,
+                        places,
+                        ADAPTIVE,
+                        HP,
+                    )
+                    if writes:
+                        every = tl.arange(0, HP)
+                        tl.store(limits + every, limit, mask=every < heads)
+                        tl.store(limits + heads + every, equal.to(tl.int64), mask=every < heads)
+                        _store_counts(COUNTS, OFFSETS, heads, floor, kept, ADAPTIVE, HP)
+                    lowest = _of(limit, head, HP)
+                    for tile in range(block, tiles, programs):
+                        lines = tile * BLOCK + tl.arange(0, BLOCK)
+                        keys = (
+                            my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                        )
+                        more = tl.sum(((lines < n) & (keys > lowest)).to(tl.int32), 0)
+                        same = tl.sum(((lines < n) & (keys == lowest)).to(tl.int32), 0)
+                        tl.store(ABOVE + head * tiles + tile, more)
+                        tl.store(ABOVE + (heads + head) * tiles + tile, same)
+                else:
+                    lowest, needed = tl.load(limits + head), tl.load(limits + heads + head).to(tl.int32)
+                    for tile in range(block, tiles, programs):
+                        lines = tile * BLOCK + tl.arange(0, BLOCK)
+                        keys = (
+                            my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                        )
+                        _compact(ABOVE, OFFSETS, KEYS, LINES, keys, lines, n, lowest, needed, head, heads, tile, tiles)
 
 
 @triton.jit
@@ -379,9 +444,9 @@ def _tile_head(OFFSETS, tile, heads, SIZE: tl.constexpr, HP: tl.constexpr):
     return first + (tile - before) * SIZE * (own < heads).to(tl.int32), first, last
 
 
-@triton.jit(do_not_specialize=["heads", "total"])
+@triton.jit(do_not_specialize=["heads", "spare"])
 def _sort_tiles(
-    KEYS, LINES, OFFSETS, heads, total, SIZE: tl.constexpr, MINE: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr
+    KEYS, LINES, OFFSETS, heads, spare, SIZE: tl.constexpr, MINE: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr
 ):
     """Each tile sorted by itself, behind the unsorted ones: an entry's place is the number of entries before it."""
     tile, part = tl.program_id(0) // (SIZE // MINE), tl.program_id(0) % (SIZE // MINE)
@@ -391,90 +456,125 @@ def _sort_tiles(
         line = start + part * MINE + tl.arange(0, MINE)
         key = tl.load(KEYS + line, mask=line < stop, other=0)
         place = tl.load(LINES + line, mask=line < stop, other=0)
-        rank = tl.zeros([MINE], tl.int32)
+        ranks = tl.zeros([WIDTH, MINE], tl.int32)
         for other in range(start, stop, WIDTH):
             others = other + tl.arange(0, WIDTH)
-            their_key = tl.load(KEYS + others, mask=others < stop, other=0)
-            their_place = tl.load(LINES + others, mask=others < stop, other=0)
-            same = their_key[None, :] == key[:, None]
-            before = (their_key[None, :] > key[:, None]) | (same & (their_place[None, :] < place[:, None]))
-            rank += tl.sum((before & (others < stop)[None, :]).to(tl.int32), 1)
-        tl.store(KEYS + total + start + rank, key, mask=line < stop)
-        tl.store(LINES + total + start + rank, place, mask=line < stop)
+            their_key = tl.load(KEYS + others, mask=others < stop, other=0)[:, None]
+            their_place = tl.load(LINES + others, mask=others < stop, other=0)[:, None]
+            before = (their_key > key[None, :]) | ((their_key == key[None, :]) & (their_place < place[None, :]))
+            ranks += (before & (others < stop)[:, None]).to(tl.int32)
+        rank = tl.sum(ranks, 0)
+        tl.store(KEYS + spare + start + rank, key, mask=line < stop)
+        tl.store(LINES + spare + start + rank, place, mask=line < stop)
 
 
-@triton.jit(do_not_specialize=["heads", "total"])
+@triton.jit(do_not_specialize=["heads", "spare", "count"])
 def _merge_tiles(
-    KEYS, LINES, POSITIONS, ADMIT, OFFSETS, heads, total,
+    KEYS, LINES, POSITIONS, ADMIT, OFFSETS, heads, spare, count, ADAPTIVE: tl.constexpr,
     STEPS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, MINE: tl.constexpr, HP: tl.constexpr,
 ):  # fmt: skip
-    """An entry's place in its head: its place in its tile, and the number of entries before it in every other one."""
+    """An entry's place in its head: its place in its tile, and the number of entries before it in every other one. Uniform budgets keep the
+    first `count`; for others the sorted list is needed once more."""
     tile, part = tl.program_id(0) // (SIZE // MINE), tl.program_id(0) % (SIZE // MINE)
     start, first, last = _tile_head(OFFSETS, tile, heads, SIZE, HP)
     stop = tl.minimum(last, start + SIZE)
     if start + part * MINE < stop:
         line = start + part * MINE + tl.arange(0, MINE)
-        key = tl.load(KEYS + total + line, mask=line < stop, other=0)
-        place = tl.load(LINES + total + line, mask=line < stop, other=0)
-        rank = line - start
+        key = tl.load(KEYS + spare + line, mask=line < stop, other=0)
+        place = tl.load(LINES + spare + line, mask=line < stop, other=0)
+        ranks = tl.zeros([WIDTH, MINE], tl.int32)
         for group in range(first, last, SIZE * WIDTH):
             begin = group + tl.arange(0, WIDTH) * SIZE
             length = tl.minimum(tl.maximum(last - begin, 0), SIZE)
             length = tl.where(begin == start, 0, length)
-            found = tl.zeros([MINE, WIDTH], tl.int32)
+            found = tl.zeros([WIDTH, MINE], tl.int32)  # neighbours in a sorted tile look at neighbouring places
             for level in tl.static_range(0, STEPS):
                 probe = found + (SIZE >> level) - 1
-                inside = probe < length[None, :]
-                at = total + begin[None, :] + probe
+                inside = probe < length[:, None]
+                at = spare + begin[:, None] + probe
                 their_key = tl.load(KEYS + at, mask=inside, other=0)
-                same = inside & (their_key == key[:, None])
+                same = inside & (their_key == key[None, :])
                 their_place = tl.load(LINES + at, mask=same, other=0)
-                before = (their_key > key[:, None]) | (same & (their_place < place[:, None]))
+                before = (their_key > key[None, :]) | (same & (their_place < place[None, :]))
                 found = tl.where(inside & before, probe + 1, found)
-            rank += tl.sum(found, 1)
-        tl.store(KEYS + first + rank, key, mask=line < stop)
-        tl.store(POSITIONS + first + rank, place.to(tl.int64), mask=line < stop)
-        tl.store(ADMIT + first + rank, (rank + 1).to(tl.int64), mask=line < stop)
+            ranks += found
+        rank = line - start + tl.sum(ranks, 0)
+        if ADAPTIVE:
+            tl.store(KEYS + first + rank, key, mask=line < stop)
+            tl.store(LINES + first + rank, place, mask=line < stop)
+        else:
+            head = tl.sum(
+                ((tl.load(OFFSETS + tl.arange(0, HP) + 1, mask=tl.arange(0, HP) < heads, other=EVERY)) <= first).to(
+                    tl.int32
+                ),
+                0,
+            )
+            to = head * count + rank
+            tl.store(POSITIONS + to, place.to(tl.int64), mask=(line < stop) & (rank < count))
+            tl.store(ADMIT + to, (rank + 1).to(tl.int64), mask=(line < stop) & (rank < count))
 
 
-@triton.jit(do_not_specialize=["heads", "total", "count", "forced", "count_bits", "bits"])
+@triton.jit(do_not_specialize=["heads", "spare", "count", "forced", "count_bits", "bits"])
 def _admit(
-    KEYS, PLACES, ADMIT, OFFSETS, ALPHA, heads, total, count, forced, count_bits, bits, MINE: tl.constexpr, HP: tl.constexpr
+    KEYS, LINES, COUNTS, OFFSETS, ALPHA, heads, spare, count, forced, count_bits, bits, MINE: tl.constexpr, HP: tl.constexpr
 ):  # fmt: skip
-    """The smallest count per head whose kept set holds each entry (dropkv.budgets.adaptive_admit)."""
+    """The smallest count per head whose kept set holds each entry (dropkv.budgets.adaptive_admit), count + 1 for those that are not kept, in
+    place of the unsorted lines; and how many are kept of each head."""
     line = tl.program_id(0) * MINE + tl.arange(0, MINE)
-    inside = line < total
     head = tl.arange(0, HP)
-    begin = tl.load(OFFSETS + head, mask=head < heads, other=0)
-    end = tl.load(OFFSETS + head + 1, mask=head < heads, other=0)
-    own = tl.sum(((end[None, :] <= line[:, None]) & (head < heads)[None, :]).to(tl.int32), 1)
-    in_head = line - tl.sum(tl.where(head[None, :] == own[:, None], begin[None, :], 0), 1)
-    key = tl.load(KEYS + line, mask=inside, other=0)
-    place = tl.load(PLACES + line, mask=inside, other=0)
-    found = tl.zeros([MINE, HP], tl.int32)  # entries of every head that come before, in the order of the whole layer
+    real = head < heads
+    begin = tl.load(OFFSETS + head, mask=real, other=0)[:, None]
+    end = tl.load(OFFSETS + head + 1, mask=real, other=0)[:, None]
+    inside = line < tl.load(OFFSETS + heads)
+    own = tl.sum(((end <= line[None, :]) & real[:, None]).to(tl.int32), 0)
+    mine = head[:, None] == own[None, :]
+    in_head = line - tl.sum(tl.where(mine, begin, 0), 0)
+    key = tl.load(KEYS + line, mask=inside, other=0)[None, :]
+    place = tl.load(LINES + line, mask=inside, other=0)[None, :]
+    found = tl.zeros([HP, MINE], tl.int32)  # entries of every head that come before, in the order of the whole layer
     for level in range(0, bits):
         probe = found + (1 << (bits - 1 - level)) - 1
-        at = begin[None, :] + probe
-        real = (at < end[None, :]) & inside[:, None]
-        their_key = tl.load(KEYS + at, mask=real, other=0)
-        same = real & (their_key == key[:, None])
-        their_place = tl.load(PLACES + at, mask=same, other=0)
-        earlier = (head[None, :] < own[:, None]) | ((head[None, :] == own[:, None]) & (their_place < place[:, None]))
-        before = (their_key > key[:, None]) | (same & earlier)
-        found = tl.where(real & before, probe + 1, found)
+        at = begin + probe
+        there = (at < end) & inside[None, :]
+        their_key = tl.load(KEYS + at, mask=there, other=0)
+        same = there & (their_key == key)
+        their_place = tl.load(LINES + at, mask=same, other=0)
+        earlier = (head[:, None] < own[None, :]) | (mine & (their_place < place))
+        found = tl.where(there & ((their_key > key) | (same & earlier)), probe + 1, found)
     alpha = tl.load(ALPHA)
     low = tl.full([MINE], 1, tl.int32)
-    high = tl.zeros([MINE], tl.int32) + count
+    high = tl.zeros([MINE], tl.int32) + count + 1
     for _step in range(0, count_bits):
         middle = (low + high) >> 1
         floor = tl.minimum((alpha * middle.to(tl.float64) + 1e-9).to(tl.int32), middle)
         floor = tl.maximum(floor, forced)
-        ahead = tl.sum(tl.where((head < heads)[None, :], tl.maximum(found - floor[:, None], 0), 0), 1)
-        holds = (in_head < floor) | (ahead.to(tl.int64) < heads.to(tl.int64) * (middle - floor))
+        ahead = tl.sum(tl.where(real[:, None], tl.maximum(found - floor[None, :], 0), 0).to(tl.int64), 0)
+        holds = (in_head < floor) | (ahead < (middle - floor).to(tl.int64) * heads)
         open_ = low < high
         high = tl.where(open_ & holds, middle, high)
         low = tl.where(open_ & (holds == 0), middle + 1, low)
-    tl.store(ADMIT + line, high.to(tl.int64), mask=inside)
+    kept = inside & (high <= count)
+    tl.store(LINES + spare + line, high, mask=inside)
+    each = tl.sum((mine & kept[None, :]).to(tl.int64), 1)
+    tl.atomic_add(COUNTS + head, each, mask=real & (each > 0), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["heads", "spare"])
+def _emit(LINES, POSITIONS, ADMIT, COUNTS, OFFSETS, heads, spare, MINE: tl.constexpr, HP: tl.constexpr):
+    """The kept entries of all heads end to end: the first of each sorted list."""
+    line = tl.program_id(0) * MINE + tl.arange(0, MINE)
+    head = tl.arange(0, HP)
+    real = head < heads
+    begin = tl.load(OFFSETS + head, mask=real, other=0)
+    end = tl.load(OFFSETS + head + 1, mask=real, other=0)
+    counts = tl.load(COUNTS + head, mask=real, other=0).to(tl.int32)
+    own = tl.sum(((end[:, None] <= line[None, :]) & real[:, None]).to(tl.int32), 0)
+    mine = head[:, None] == own[None, :]
+    rank = line - tl.sum(tl.where(mine, begin[:, None], 0), 0)
+    to = rank + tl.sum(tl.where(mine, (tl.cumsum(counts, 0) - counts)[:, None], 0), 0)
+    kept = (line < tl.load(OFFSETS + heads)) & (rank < tl.sum(tl.where(mine, counts[:, None], 0), 0))
+    tl.store(POSITIONS + to, tl.load(LINES + line, mask=kept, other=0).to(tl.int64), mask=kept)
+    tl.store(ADMIT + to, tl.load(LINES + spare + line, mask=kept, other=0).to(tl.int64), mask=kept)
 
 
 @triton.jit(do_not_specialize=["n", "heads", "total"])

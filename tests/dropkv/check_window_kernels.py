@@ -158,7 +158,8 @@ def main() -> None:
                     assert got is out
                     key = f"{what.weight}/{what.over}{label}"
                     errors[key] = max(errors.get(key, 0), per_head(got, want))
-        slack = 2e-6 / max(1e-6, 1 - float(p.max()))  # what float32 leaves of 1 - p
+        rest = 1 - float(p.max())  # of which float32 log-sum-exps leave so many digits
+        slack = 4e-5 / rest if rest > 0.01 else torch.inf
         worst = {key: e for key, e in errors.items() if e > (limit + (slack if key.endswith("given") else 0))}
         failed += bool(worst)
         own, other = (max(e for key, e in errors.items() if ("given" in key) == flag) for flag in (False, True))

@@ -46,7 +46,7 @@ def main() -> None:
         return torch.randn(*shape, generator=generator).to(device)
 
     if device == "cpu":  # several blocks and tiles of small inputs
-        window_select.SORTED, window_select.MINE = 32, 32
+        window_select.SORTED, window_select.MINE, window_select.SPARE = 32, 32, 20
     for name, scores, count, first, last, size in cases(draw, device):
         heads, n = scores.shape
         pool, forced = Pool("max", size), forced_positions(n, first, last)
