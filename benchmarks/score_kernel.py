@@ -4,7 +4,8 @@
 
 Mistral-7B's shape, bf16: 32 query heads, 8 KV heads, head dim 128, a window of 8 queries, score of `dropkv`. One read of K and V is their bytes
 at the rate of a device copy (read and write), measured in the same run. Medians of event timings; before each, the device sleeps, so that no
-launch is waited for, and 256 MB are written, which empties the L2 cache. The plain-torch paths are timed with the same inputs.
+launch is waited for, and the L2 cache is emptied: by writing 256 MB (left columns), some of which is still to be written back when the timing
+begins, or by reading 256 MB (right columns). The plain-torch paths are timed with the same inputs.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ FORM = Score("squared odds")
 POOL = Pool("max", 11)
 
 
-def median(action: Callable[[], object], repeat: int = 25) -> float:
+def median(action: Callable[[], object], repeat: int = 25, *, read: bool = False) -> float:
     """Microseconds."""
-    flush = torch.empty(1 << 26, device="cuda")
+    flush = torch.zeros(1 << 26, device="cuda")
     for _ in range(3):
         action()
     times = []
     for _ in range(repeat):
-        torch.cuda._sleep(6_000_000)
-        flush.zero_()
+        torch.cuda._sleep(4_000_000)
+        if read:
+            flush.sum()
+        else:
+            flush.zero_()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         action()
@@ -86,8 +90,8 @@ def one_layer(n: int, kept: int, rate: float) -> None:
     print(f"\nn = {n}: one read of K and V takes {floor:.1f} us")
 
     def report(name: str, action: Callable[[], object], repeat: int = 25) -> None:
-        time = median(action, repeat)
-        print(f"{name:58s} {time:9.1f} us {time / floor:7.2f} x", flush=True)
+        times = [median(action, repeat, read=read) for read in (False, True)]
+        print(f"{name:58s}" + "".join(f"{time:9.1f} us {time / floor:6.2f} x" for time in times), flush=True)
 
     attention = attend_window(q, k, v, scale=scale)
     foreign = Attention(attention.outputs, attention.log_sum_exp)

@@ -80,7 +80,7 @@ def attend_window(
     parts = max(1, min(triton.cdiv(n, tile.keys), programs_of(q, tile) // (kv_heads * blocks)))
     span = triton.cdiv(triton.cdiv(n, tile.keys), parts) * tile.keys
     parts = max(1, triton.cdiv(n, span))
-    rows = blocks * tile.rows
+    rows = group * m
     sums = torch.empty((4, kv_heads, parts, rows), dtype=torch.float32, device=q.device)
     partial = torch.empty((kv_heads, parts, rows, d_v if values else 0), dtype=torch.float32, device=q.device)
     inner, outer = logit_factors(scale, softcap)
@@ -97,9 +97,9 @@ def attend_window(
     outputs = torch.empty((*shape, d_v if values else 0), dtype=torch.float32, device=q.device)
     found = torch.empty((3, *shape), dtype=torch.float32, device=q.device)
     loud = torch.empty(shape, dtype=torch.int32, device=q.device)
-    few = 4
-    _merge[(triton.cdiv(group * m, few), kv_heads)](
-        v, sums, partial, outputs, found, loud, v.stride(0), v.stride(1), group * m, parts, kv_heads, rows, BR=few, **sizes, num_warps=4,
+    _merge[(rows, kv_heads)](
+        v, sums, partial, outputs, found, loud, v.stride(0), v.stride(1), parts, kv_heads, rows,
+        PARTS=triton.next_power_of_2(parts), SOME=min(64, triton.next_power_of_2(parts)), **sizes, num_warps=4,
     )  # fmt: skip
     return Attention(outputs if values else None, found[0], loud, found[1], found[2])
 
@@ -238,66 +238,63 @@ def _attend(
                 acc = tl.dot((weights - high.to(tl.float32)).to(v.dtype), v, acc)
     here = (head * parts + part) * rows + row
     size = kv_heads.to(tl.int64) * parts * rows
-    tl.store(SUMS + here, best)
-    tl.store(SUMS + size + here, others / BOOST)
-    tl.store(SUMS + 2 * size + here, held.to(tl.float32, bitcast=True))
-    tl.store(SUMS + 3 * size + here, held_logit)
+    tl.store(SUMS + here, best, mask=real)
+    tl.store(SUMS + size + here, others / BOOST, mask=real)
+    tl.store(SUMS + 2 * size + here, held.to(tl.float32, bitcast=True), mask=real)
+    tl.store(SUMS + 3 * size + here, held_logit, mask=real)
     if VALUES:
-        tl.store(PARTIAL + here[:, None] * DV + value_width[None, :], acc / BOOST, mask=(value_width < DV)[None, :])
+        tl.store(PARTIAL + here[:, None] * DV + value_width[None, :], acc / BOOST, mask=real[:, None] & (value_width < DV)[None, :])
 
 
-@triton.jit(do_not_specialize=["count", "parts", "kv_heads", "rows"])
+@triton.jit(do_not_specialize=["parts", "kv_heads", "rows"])
 def _merge(
-    V, SUMS, PARTIAL, OUT, FOUND, LOUD, v_head, v_key, count, parts, kv_heads, rows,
-    BR: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, VALUES: tl.constexpr,
+    V, SUMS, PARTIAL, OUT, FOUND, LOUD, v_head, v_key, parts, kv_heads, rows,
+    PARTS: tl.constexpr, SOME: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """The parts of a few rows put together; `count` rows of a KV head are real."""
-    head = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * BR + tl.arange(0, BR)
-    real = row < count
+    """All parts of one row put together."""
+    row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     width = tl.arange(0, BDV)
     size = kv_heads.to(tl.int64) * parts * rows
-    best = tl.full([BR], -float("inf"), tl.float32)
-    largest = best  # of the keys held back
-    winner = tl.full([BR], -1, tl.int32)
-    for part in range(0, parts):
-        here = (head * parts + part) * rows + row
-        best = tl.maximum(best, tl.load(SUMS + here, mask=real, other=-float("inf")))
-        top = tl.load(SUMS + 3 * size + here, mask=real, other=-float("inf"))
-        winner = tl.where(top > largest, part, winner)
-        largest = tl.maximum(largest, top)
-    seen = real & (best > -float("inf"))
+    part = tl.arange(0, PARTS)
+    here = (head * parts + part) * rows + row
+    tops = tl.load(SUMS + here, mask=part < parts, other=-float("inf"))
+    rest = tl.load(SUMS + size + here, mask=part < parts, other=0.0)
+    keys = tl.load(SUMS + 2 * size + here, mask=part < parts, other=0.0).to(tl.int32, bitcast=True)
+    held_logits = tl.load(SUMS + 3 * size + here, mask=part < parts, other=-float("inf"))
+    best = tl.max(tops, 0)
+    seen = best > -float("inf")
     base = tl.where(seen, best, 0.0)
-    others = tl.zeros([BR], tl.float32)
-    acc = tl.zeros([BR, BDV], tl.float32)
-    held = tl.full([BR], -1, tl.int32)
-    for part in range(0, parts):
-        here = (head * parts + part) * rows + row
-        fade = tl.exp2(tl.load(SUMS + here, mask=real, other=-float("inf")) - base)
-        own = tl.load(SUMS + 2 * size + here, mask=real, other=0.0).to(tl.int32, bitcast=True)
-        held = tl.where(winner == part, own, held)
-        weight = tl.exp2(tl.load(SUMS + 3 * size + here, mask=real, other=-float("inf")) - base)
-        back = tl.where(winner == part, 0.0, weight)
-        others += fade * tl.load(SUMS + size + here, mask=real, other=0.0) + back
-        if VALUES:
-            inside = real[:, None] & (width < DV)[None, :]
-            acc += fade[:, None] * tl.load(PARTIAL + here[:, None] * DV + width[None, :], mask=inside, other=0.0)
-            known = inside & (back > 0)[:, None]
-            old = tl.load(V + head * v_head + own[:, None].to(tl.int64) * v_key + width[None, :], mask=known, other=0.0)
-            acc += back[:, None] * old.to(tl.float32)
+    largest = tl.max(held_logits, 0)  # of the keys held back: the others are put back
+    winner = tl.argmax(held_logits, 0)
+    held = tl.sum(tl.where(part == winner, keys, 0), 0)
     weight = tl.exp2(largest - base)
+    others = tl.sum(tl.exp2(tops - base) * rest + tl.where(part == winner, 0.0, tl.exp2(held_logits - base)), 0)
     total = tl.where(seen, others + weight, 1.0)
     loud = seen & (others < weight)  # p > 1/2
-    index = head * count + row
-    tl.store(FOUND + index, tl.where(seen, (base + tl.log2(total)) * LN2, -float("inf")), mask=real)
-    tl.store(LOUD + index, tl.where(loud, held, -1), mask=real)
-    found = kv_heads.to(tl.int64) * count
-    tl.store(FOUND + found + index, weight / (others + EPS * total), mask=real)
+    index = head * rows + row
+    tl.store(FOUND + index, tl.where(seen, (base + tl.log2(total)) * LN2, -float("inf")))
+    tl.store(LOUD + index, tl.where(loud, held, -1))
+    found = kv_heads.to(tl.int64) * rows
+    tl.store(FOUND + found + index, weight / (others + EPS * total))
     if VALUES:
-        inside = (seen & (held >= 0))[:, None] & (width < DV)[None, :]
-        held_place = V + head * v_head + held[:, None].to(tl.int64) * v_key + width[None, :]
-        own_value = tl.load(held_place, mask=inside, other=0.0).to(tl.float32)
-        gap = (acc - others[:, None] * own_value) / total[:, None]
-        tl.store(FOUND + 2 * found + index, tl.sum(gap * gap, 1), mask=real)
-        outputs = tl.where(seen[:, None], (acc + weight[:, None] * own_value) / total[:, None], 0.0)
-        tl.store(OUT + index[:, None] * DV + width[None, :], outputs, mask=real[:, None] & (width < DV)[None, :])
+        acc = tl.zeros([BDV], tl.float32)
+        wide = (width < DV)[None, :]
+        for start in range(0, parts, SOME):
+            few = start + tl.arange(0, SOME)
+            at = (head * parts + few) * rows + row
+            fade = tl.exp2(tl.load(SUMS + at, mask=few < parts, other=-float("inf")) - base)
+            back = tl.exp2(tl.load(SUMS + 3 * size + at, mask=few < parts, other=-float("inf")) - base)
+            back = tl.where(few == winner, 0.0, back)
+            own = tl.load(SUMS + 2 * size + at, mask=few < parts, other=0.0).to(tl.int32, bitcast=True)
+            sums = tl.load(PARTIAL + at[:, None] * DV + width[None, :], mask=(few < parts)[:, None] & wide, other=0.0)
+            olds = V + head * v_head + own[:, None].to(tl.int64) * v_key + width[None, :]
+            old = tl.load(olds, mask=(back > 0)[:, None] & wide, other=0.0).to(tl.float32)
+            acc += tl.sum(fade[:, None] * sums + back[:, None] * old, 0)
+        place = V + head * v_head + held.to(tl.int64) * v_key + width
+        own_value = tl.load(place, mask=(width < DV) & (tl.zeros([BDV], tl.int32) + held >= 0), other=0.0).to(
+            tl.float32
+        )
+        gap = (acc - others * own_value) / total
+        tl.store(FOUND + 2 * found + index, tl.sum(gap * gap, 0))
+        outputs = tl.where(seen, (acc + weight * own_value) / total, 0.0)
+        tl.store(OUT + index * DV + width, outputs, mask=width < DV)
