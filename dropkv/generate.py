@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dropkv.answer_text import AnswerText
 from dropkv.attention import run_logits
 from dropkv.cache import AnswerRun, Prefix, Tail
 from dropkv.errors import ModelError, QuestionError
@@ -96,9 +97,7 @@ class Stream(Iterator[str]):
             tokens.append(token)
             pending[:] = [token]
             text = session.text(tokens)
-            if (
-                len(text) > len(shown) and text.startswith(shown) and not text.endswith("\ufffd")
-            ):  # half a character is held back
+            if len(text) > len(shown) and text.startswith(shown):
                 yield text[len(shown) :]
                 shown = text
             if len(tokens) >= limit:
@@ -129,6 +128,7 @@ class Session:
         self.model = model
         self.seam = seam
         self.prefix = prefix
+        self._text = AnswerText(model.tokenizer, seam.encoder.special_ids)
 
     @property
     def entries_per_head(self) -> int:
@@ -185,9 +185,8 @@ class Session:
         return logits[0, -1]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Decoded answer tokens, special tokens left out."""
-        text: str = self.model.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
+        """Decoded answer tokens: special tokens are left out, and so are bytes at the end that are not yet a character."""
+        return self._text(tokens)
 
 
 class Chat:
