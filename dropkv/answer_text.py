@@ -27,7 +27,9 @@ class AnswerText:
     def __init__(self, tokenizer: Any, special_ids: frozenset[int]) -> None:
         self.tokenizer = tokenizer
         self.special_ids = special_ids
-        spelled = tokenizer.convert_ids_to_tokens(tokenizer("\u00e9", add_special_tokens=False, verbose=False).input_ids)
+        spelled = tokenizer.convert_ids_to_tokens(
+            tokenizer("\u00e9", add_special_tokens=False, verbose=False).input_ids
+        )
         self.letters = "".join(map(str, spelled)).endswith("\u00c3\u00a9")  # its two bytes in the letters above
 
     def __call__(self, tokens: Sequence[int]) -> str:
@@ -36,7 +38,9 @@ class AnswerText:
         text = self._decode(kept)
         if not text.endswith(UNKNOWN):
             return text
-        names = [str(name) for name in self.tokenizer.convert_ids_to_tokens(kept[-4:])]  # a character has at most 4 bytes
+        names = [
+            str(name) for name in self.tokenizer.convert_ids_to_tokens(kept[-4:])
+        ]  # a character has at most 4 bytes
         if BYTE.fullmatch(names[-1]):
             # Decoders of such tokens spoil the whole run of bytes for the sake of its end, so the end must not get there.
             return self._decode(kept[: len(kept) - _unfinished(_run(names))])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from dropkv import methods
 from dropkv._version import __version__
@@ -22,7 +22,7 @@ from dropkv.methods import Method, Pool
 from dropkv.models import Model
 from dropkv.observers import Observation, observe
 from dropkv.prefill import Prefilled, prefill
-from dropkv.prompts import Seam
+from dropkv.prompts import Seam, question_list
 from dropkv.settings import CompressSettings, Sampling
 from dropkv.spans import SLICE
 from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
@@ -124,9 +124,18 @@ class Compression:
         tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if settings.keep_tokens else None
         return write_file(path, self.metadata, self.layers, tokens, overwrite=overwrite, zstd=settings.zstd)
 
-    def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
-        """The answer to a question without saving, the same as a saved file gives. Raises QuestionError."""
-        return self.session().ask(question, sampling)
+    @overload
+    def ask(self, question: str, sampling: Sampling | None = None) -> Answer: ...
+    @overload
+    def ask(self, question: list[str] | tuple[str, ...], sampling: Sampling | None = None) -> list[Answer]: ...
+    def ask(
+        self, question: str | list[str] | tuple[str, ...], sampling: Sampling | None = None
+    ) -> Answer | list[Answer]:
+        """The answer to a question, or the answers to several, without saving: the same that a saved file gives. Raises QuestionError."""
+        session = self.session()
+        if isinstance(question, str):
+            return session.ask(question, sampling)
+        return [session.ask(one, sampling) for one in question_list(question)]
 
     def session(self) -> Session:
         """Ask without saving: the same entries, in the same order, as a saved file has; quantised ones restored as from the file."""

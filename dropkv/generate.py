@@ -15,7 +15,7 @@ from dropkv.cache import AnswerRun, Prefix, Tail
 from dropkv.errors import ModelError, QuestionError
 from dropkv.models import Model
 from dropkv.prompts import Seam
-from dropkv.settings import Sampling
+from dropkv.settings import Sampling, check_sampling
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Session:
         """The answer to one question, piece by piece. Raises QuestionError for an empty question or one that does not fit."""
         ids = self.seam.question_ids(question)
         self.room(len(ids), 1)
-        return Stream(self, Tail(), question, ids, sampling or Sampling(), [])
+        return Stream(self, Tail(), question, ids, check_sampling(sampling), [])
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
         """The whole answer to one question."""
@@ -205,7 +205,7 @@ class Chat:
         """
         ids = [*self._pending, *self._asked(question, first=not self.turns)]
         self.session.room(len(self._tail) + len(ids), 1)
-        return Stream(self.session, self._tail, question, ids, sampling or Sampling(), self._pending, self.turns)
+        return Stream(self.session, self._tail, question, ids, check_sampling(sampling), self._pending, self.turns)
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
         """The next turn's whole answer."""

@@ -11,7 +11,7 @@ import click
 
 from dropkv.errors import QuestionError, UsageError
 from dropkv.hub.client import Hub
-from dropkv.hub.fetch import parts, whole
+from dropkv.hub.fetch import for_questions
 from dropkv.settings import Sampling
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
@@ -138,7 +138,7 @@ def command(
         raise UsageError("no question: give one in quotes after the file, or read them from standard input with -f -")
     if resume is not None:
         _check_readable(resume)
-    place = (whole if budget is None else parts)(file, Hub(note=say))
+    place = for_questions(file, budget, Hub(note=say))
     header = read_header(place)  # what is no KV file is refused before torch is imported
     _report(bad, as_json)
     kv, model_seconds = _open(place, header, budget, model, revision, dtype, device, allow_mismatch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_text_that_has_been_shown_is_never_taken_back(tokenizer: PreTrainedToken
     decode = AnswerText(tokenizer, frozenset())
     shown = [decode(tokens[:count]) for count in range(len(tokens) + 1)]
     assert shown[-1] == whole
-    assert all(later.startswith(earlier) for earlier, later in zip(shown, shown[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(shown))
 
 
 def test_tokens_that_are_no_text_are_left_out_before_the_end_is_looked_at() -> None:
