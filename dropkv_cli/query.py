@@ -121,7 +121,7 @@ def command(
     Each question is answered as if it were the only one, unless --chat is given. Answers go to standard output, an
     empty line between two. A QUESTION of - reads questions from standard input, one a line. With no question on a terminal
     a prompt opens, which an empty line or Ctrl-D ends, and where Ctrl-C stops an answer. /help lists its commands: with
-    --chat, /save FILE keeps the conversation.
+    --chat, /save FILE keeps the conversation. A --chat obeys them among other questions too; // asks what starts with /.
 
     With --json, seconds.load is the loading of the file (not of the model), seconds.first_token and seconds.total are
     counted from the question on, and stopped is true when the model ended the answer itself, false when the token limit
@@ -152,7 +152,7 @@ def command(
     if resume is not None:
         asker.resume(resume)
     code = max(asker.ask_all(good, alone=len(asked) == 1), 1 if bad else 0)
-    if not asked or (chat and asker.streaming and sys.stdin.isatty()):
+    if not asker.ended and (not asked or (chat and asker.streaming and sys.stdin.isatty())):
         asker.prompt()
     return code
 
