@@ -102,7 +102,10 @@ class Report:
 
 
 class Compression:
-    """A compressed document in memory: save it, or ask it at once."""
+    """A compressed document in memory: save it, or ask it at once.
+
+    model: the one that read it. metadata: what the file will say of itself. report: what it took and gave, fidelity included.
+    """
 
     def __init__(self, model: Model, plan: Plan, prefilled: Prefilled, metadata: Metadata, report: Report) -> None:
         self.model = model
@@ -117,7 +120,11 @@ class Compression:
         return self._prefilled.layers
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> int:
-        """Write the .kv file; gives its size in bytes. Raises a formats.FormatError when it exists or cannot be written."""
+        """Write the .kv file; gives its size in bytes.
+
+        overwrite: replace what is there. Raises FormatError when something is and it was not to be replaced, or when it cannot be written;
+        no half-written file is ever left.
+        """
         import torch
 
         settings = self._plan.settings

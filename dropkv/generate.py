@@ -20,8 +20,13 @@ from dropkv.settings import Sampling, check_sampling
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer and what it cost. prefix_entries: kept entries per KV head on average over layers and heads; prefilled_tokens: tokens that
-    were computed before the first answer token (the question's own); stopped: the model ended the answer, not the token limit."""
+    """One answer and what it cost.
+
+    text: the answer, without white space around it. document_tokens: of the whole document, however few of its entries are kept.
+    prefix_entries: kept entries per KV head on average over layers and heads. prefilled_tokens: tokens that were computed before the
+    first answer token (the question's own). seconds_first_token, seconds_total: from the question on. stopped: True when the model ended
+    the answer itself, False when the token limit or the end of its context did.
+    """
 
     question: str
     text: str
@@ -44,7 +49,7 @@ class Turn:
 
 
 class Stream(Iterator[str]):
-    """Pieces of one answer's text as they are generated; `answer` is set when the iterator is exhausted."""
+    """Pieces of one answer's text as they are generated; `answer` is None until the last one was taken."""
 
     def __init__(
         self,
@@ -190,7 +195,10 @@ class Session:
 
 
 class Chat:
-    """A conversation: every turn's question and answer stay in one tail behind the document. turns: what the tail holds."""
+    """A conversation: each turn sees the document and the turns before it; `turns` is what was said so far.
+
+    `dropkv.transcripts` has save_turns and read_turns, for conversations on disk.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -208,7 +216,7 @@ class Chat:
         return Stream(self.session, self._tail, question, ids, check_sampling(sampling), self._pending, self.turns)
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
-        """The next turn's whole answer."""
+        """The next turn's whole answer. Raises what `stream` raises."""
         return self.stream(question, sampling).result()
 
     def reset(self) -> None:

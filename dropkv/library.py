@@ -69,7 +69,10 @@ def _document(text: str | Document | PathLike[str], name: str | None) -> Documen
 
 
 class KVFile:
-    """An opened .kv file with its model: ask it. seconds_load covers the file alone, not the model."""
+    """An opened .kv file with its model: ask it.
+
+    metadata: what the file says of itself (document, method, budget, fidelity, ...). seconds_load: of the file alone, not of the model.
+    """
 
     def __init__(self, session: Session, metadata: Metadata, seconds_load: float) -> None:
         self.metadata = metadata
@@ -98,13 +101,17 @@ class KVFile:
         return [self.session.ask(one, sampling) for one in question_list(question)]
 
     def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
-        """The answer as an iterator of pieces of text, as they are generated; its `.answer` is set at the end. Raises QuestionError."""
+        """The answer as an iterator of pieces of text, as they are generated; its `.answer` is set at the end.
+
+        Raises QuestionError, at once and not at the first piece.
+        """
         return self.session.stream(question, sampling)
 
     def shrink(self, budget: float | int) -> KVFile:
         """The same file at a smaller budget, in memory, as `load` with that budget would give it; the model is shared.
 
-        Raises what `shrinking.smaller_budget` raises.
+        Raises BudgetError for a budget above the file's own or below the entries that are always kept, DropkvError for a method whose
+        smaller budgets are no part of larger ones.
         """
         metadata, session = self.metadata, self.session
         chosen = chooser(budget, printable(metadata.document.name))(metadata)
@@ -112,7 +119,7 @@ class KVFile:
         return KVFile(Session(session.model, session.seam, prefix), smaller, self.seconds_load)
 
     def chat(self) -> Chat:
-        """A conversation that remembers its turns."""
+        """A new conversation, in which each question sees the turns before it (`ask` and `stream` see none)."""
         return self.session.chat()
 
     @property
@@ -175,7 +182,7 @@ def load(
     budget: a smaller one than the file's own, as `shrink` would store it; only its entries are read, and what covers them checked.
     model: a loaded model, a name, or None for the one the file names. Every byte of the file is checked before the model is
     loaded. Raises FormatError for a file that fails its checks, IdentityError for another model's file (unless
-    allow_mismatch), ModelError.
+    allow_mismatch), ModelError, HubError, and with a budget what `KVFile.shrink` raises.
     """
     opened = open_file(path, budget=budget)
     if not isinstance(model, Model):

@@ -149,5 +149,5 @@ def check_question(text: str) -> str:
         raise QuestionError("the question is no valid UTF-8; check the terminal's or the file's encoding") from None
     question = text.replace("\r\n", "\n").strip()
     if not question:
-        raise QuestionError("the question is empty; type one after the file's name, or leave it out for a prompt")
+        raise QuestionError("the question is empty; ask in words")
     return question

@@ -93,7 +93,12 @@ class CompressOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer's tokens are chosen: greedy at temperature 0, else sampled from the top_p share of the tempered distribution."""
+    """How an answer's tokens are chosen, and how many at most.
+
+    max_new_tokens: the answer is cut off there. temperature: 0 takes the likeliest token every time, more samples from the distribution
+    divided by it. top_p: only from the likeliest tokens that have this share of it together. seed: an int makes samples repeatable, None
+    draws another one each time. Raises UsageError.
+    """
 
     max_new_tokens: int = 256
     temperature: float = 0.0

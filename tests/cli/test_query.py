@@ -224,7 +224,7 @@ class Terminal:
         )
         os.close(theirs)
         self.shown = b""
-        self.guard = threading.Timer(60, self.process.kill)  # a test that waits in vain fails then
+        self.guard = threading.Timer(180, self.process.kill)  # a test that waits in vain fails then
         self.guard.start()
 
     def write(self, text: bytes) -> None:
@@ -273,7 +273,7 @@ class Terminal:
                 break
             self.shown += piece
         os.close(self.ours)
-        code = self.process.wait(60)
+        code = self.process.wait(180)
         self.guard.cancel()
         return code, said
 
