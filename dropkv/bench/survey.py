@@ -86,8 +86,11 @@ class Survey:
         name = (observer, method)
         if name not in self._masks:
             self._masks[name] = Masks(self._methods[name], self._layers[name])
+        kept = self._masks[name].keep(budget)
+        if len(self._full) == self._shape[0]:
+            return kept
         keep = self.everything
-        keep[self._full] = self._masks[name].keep(budget)
+        keep[self._full] = kept
         return keep
 
 
