@@ -22,7 +22,7 @@ from dropkv.models import Model
 from dropkv.prompts import Seam
 
 ROW_TOKENS = {"cpu": 1_300_000, "cuda": 24_000_000}  # document tokens that all answers of a batch see together: bounds masks and logits
-TOGETHER = 8  # documents that a GPU prefills together
+TOGETHER = 32_768  # tokens of documents that a GPU prefills together
 
 Note = Callable[[str], None]
 
@@ -279,7 +279,8 @@ def _ask(
             readings.extend(([*document, *own], sample, [(number, own)]) for number, own in enumerate(tokens))
     surveys: dict[int, Survey] = {}
     firsts: dict[int, tuple[int, ...]] = {}
-    for group in together([len(ids) for ids, _, _ in readings], TOGETHER if model.device.type == "cuda" else 1):
+    lengths = [len(ids) for ids, _, _ in readings]
+    for group in together(lengths, max(1, TOGETHER // max(lengths)) if model.device.type == "cuda" else 1):
         done = survey(
             model,
             seam,

@@ -50,7 +50,12 @@ class MaskedRun:
         self.hidden = torch.zeros((total, capacity), dtype=torch.bool, device=model.device)
         self.filled = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.line = torch.arange(capacity, device=model.device)
+        self.reach = 0  # tail entries that are looked at: those filled so far and those the next steps fill
         self._near: Tensor | None = None
+
+    def expect(self, tokens: int) -> None:
+        """From now on look at the first so many tail entries, until the tails hold more."""
+        self.reach = min(len(self.line), -(-tokens // ALIGNED) * ALIGNED)
 
     def select(self, rows: Tensor) -> None:
         """Go on with these rows alone: int64 [documents, rows], numbers of rows inside their document."""
@@ -91,17 +96,18 @@ class MaskedRun:
         far_sum = far_sum.reshape(by_row).permute(0, 4, 1, 2, 3).reshape(total, kv_heads, group * t)
 
         q = q.reshape(total, kv_heads, group * t, -1)
+        tail_keys, tail_values = (x[layer][:, :, : self.reach] for x in (self.tail_keys, self.tail_values))
         near, near_sum = attention_with_sums(
-            q, self.tail_keys[layer], self.tail_values[layer], self._near.expand(-1, kv_heads, -1, -1), scale, softcap
+            q, tail_keys, tail_values, self._near.expand(-1, kv_heads, -1, -1), scale, softcap
         )
         share = torch.sigmoid(far_sum - near_sum).unsqueeze(-1).to(near.dtype)
         out = torch.lerp(near, far.to(near.dtype), share.expand_as(near))
         return out.reshape(total, heads, t, -1).to(v.dtype)
 
     def _seen(self, place: Tensor, group: int, like: Tensor) -> Tensor:
-        """What is added to the logits of tail tokens, [rows in all, 1, group * t, capacity]; the same in all layers."""
-        future = self.line > place.unsqueeze(1)  # [t, capacity]
-        seen = ~(future | self.hidden.unsqueeze(1))
+        """What is added to the logits of tail tokens, [rows in all, 1, group * t, reach]; the same in all layers."""
+        future = self.line[: self.reach] > place.unsqueeze(1)  # [t, reach]
+        seen = ~(future | self.hidden[:, : self.reach].unsqueeze(1))
         return _blocked(seen.unsqueeze(1).repeat(1, 1, group, 1), like)
 
 
@@ -171,6 +177,7 @@ def answer_rows(
         ids[place, pad:] = torch.tensor(tokens)
         positions[place, pad:] = torch.arange(starts[index], starts[index] + len(tokens))
         run.hidden[place, :pad] = True
+    run.expect(longest)
     with torch.inference_mode():
         logits = run_logits(model.network, ids.to(model.device), positions.to(model.device), run)
         run.filled += longest
@@ -200,11 +207,12 @@ class Decoding:
 
     def finish(self, count: int) -> list[list[int]]:
         """At most `count` tokens for every row, the first included; what follows a stop token is of no meaning."""
-        number = 1
+        number, filled = 1, int(self.run.filled)
         while number < count and not bool(self.done.all()):  # a look at the answers costs a wait, so only now and then
             if number > 1:
                 self._leave_out()
             steps = min(LOOK, count - number)
+            self.run.expect(filled + number - 1 + steps)
             self._steps(steps)
             number += steps
         self._collect()
