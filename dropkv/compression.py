@@ -26,6 +26,7 @@ from dropkv.prompts import Seam, question_list
 from dropkv.settings import CompressSettings, Sampling
 from dropkv.spans import SLICE
 from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
+from formats.errors import printable
 from formats.quantized import describe as describe_codes
 from formats.quantized import entry_bytes, quantize
 
@@ -114,6 +115,9 @@ class Compression:
         self._plan = plan
         self._prefilled = prefilled
 
+    def __repr__(self) -> str:
+        return f"<Compression of {summary(self.metadata)}>"
+
     @property
     def layers(self) -> tuple[LayerEntries, ...]:
         """The kept entries of every layer, as a file stores them: quantised ones are codes and grids."""
@@ -148,6 +152,12 @@ class Compression:
         """Ask without saving: the same entries, in the same order, as a saved file has; quantised ones restored as from the file."""
         stored = Prefix(self.layers, self.model.geometry, self._plan.tokens, self.metadata.quantization)
         return Session(self.model, self._plan.seam, stored.to(self.model.devices, self.model.dtype))
+
+
+def summary(metadata: Metadata) -> str:
+    """A compressed document in a few words."""
+    document, model = printable(metadata.document.name, 80), printable(metadata.model.id, 80)
+    return f"{document}: {metadata.document.tokens:,} tokens, {metadata.budget.kept:,} entries per KV head, {model}"
 
 
 def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:

@@ -73,10 +73,11 @@ class Stream(Iterator[str]):
         self._pieces.close()  # type: ignore[attr-defined]
 
     def result(self) -> Answer:
-        """Generate to the end and give the answer."""
+        """Generate to the end and give the answer. Raises QuestionError when it was stopped before."""
         for _ in self:
             pass
-        assert self.answer is not None
+        if self.answer is None:
+            raise QuestionError("the answer was stopped before its end and has no result; ask again")
         return self.answer
 
     def _run(
@@ -227,6 +228,10 @@ class Chat:
 
     def resume(self, turns: Sequence[Turn]) -> None:
         """Forget all turns and go on behind these, which are read in one forward call. Raises QuestionError when they do not fit."""
+        if not isinstance(turns, Sequence) or not all(isinstance(turn, Turn) for turn in turns):
+            raise QuestionError(
+                "turns are what the `turns` of a conversation holds, or what transcripts.read_turns gives"
+            )
         ids: list[int] = []
         for number, turn in enumerate(turns):
             ids += [*self._asked(turn.question, first=number == 0), *turn.tokens]

@@ -14,7 +14,7 @@ from torch import Tensor
 from dropkv.attention import plain_cache
 from dropkv.cache import Prefix
 from dropkv.checkpoints import name_in_file
-from dropkv.compression import Compression, compress_document
+from dropkv.compression import Compression, compress_document, summary
 from dropkv.devices import wait_for
 from dropkv.documents import Document, read_document
 from dropkv.errors import DocumentError, IdentityError, ModelError, UsageError
@@ -78,6 +78,9 @@ class KVFile:
         self.metadata = metadata
         self.seconds_load = seconds_load
         self.session = session
+
+    def __repr__(self) -> str:
+        return f"<KVFile of {summary(self.metadata)}>"
 
     @property
     def model(self) -> Model:

@@ -273,7 +273,9 @@ def _name(name: object) -> str:
     return os.fspath(name)
 
 
-def _dtype_name(name: str) -> str:
+def _dtype_name(name: object) -> str:
+    """The name of a dtype, which may be given as torch's own."""
+    name = str(name).removeprefix("torch.")
     plain = DTYPES.get(name, name)
     if plain not in ("auto", *DTYPES.values()):
         choices = ", ".join(["auto", *(f"{long} ({short})" for short, long in DTYPES.items())])
@@ -281,10 +283,11 @@ def _dtype_name(name: str) -> str:
     return plain
 
 
-def _devices(name: str) -> tuple[torch.device, ...]:
-    """One device, or the GPUs that weights may be spread over."""
+def _devices(name: object) -> tuple[torch.device, ...]:
+    """One device, which may be given as torch's own, or the GPUs that weights may be spread over."""
     import torch
 
+    name = str(name)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return tuple(torch.device("cuda", index) for index in range(count)) or (torch.device("cpu"),)

@@ -6,7 +6,7 @@ inside a document or question stays text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,13 +126,16 @@ def _check_system(system: str | None, encoder: PieceEncoder) -> None:
 
 def question_list(questions: Iterable[str]) -> list[str]:
     """Several questions, each one that can be asked as far as that can be told without a model. Raises QuestionError."""
-    if isinstance(questions, bytes | bytearray) or not isinstance(questions, Iterable):
+    if isinstance(questions, bytes | bytearray | Mapping) or not isinstance(questions, Iterable):
         raise QuestionError(f"the question is {no_text(questions)}")
     asked = list(questions)
     if not asked:
         raise QuestionError("the list of questions is empty: give at least one")
-    for question in asked:
-        check_question(question)
+    for number, question in enumerate(asked, 1):
+        try:
+            check_question(question)
+        except QuestionError as error:
+            raise QuestionError(f"question {number}: {error}") from None
     return asked
 
 

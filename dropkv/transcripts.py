@@ -60,6 +60,8 @@ def read_turns(path: str | Path, session: Session, metadata: Metadata) -> list[T
 
     Raises QuestionError for what is none, IdentityError for one about another document or of another tokenizer.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise QuestionError(f"{printable(repr(path), 80)}: is no file name: name a file that /save NAME.jsonl wrote")
     shown = show_path(path)
     try:
         lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]

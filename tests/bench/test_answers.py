@@ -77,7 +77,9 @@ def test_rows_that_end_are_left_out_and_nothing_else_changes():
     model = tiny.model("llama", dtype=torch.float64)
     model = replace(model, stop_ids=frozenset(range(0, tiny.VOCABULARY, 24)))
     generator = torch.Generator().manual_seed(0)
-    keys, values = ([torch.randn(2, 2, N, 16, generator=generator, dtype=torch.float64) for _ in range(3)] for _ in "kv")
+    keys, values = (
+        [torch.randn(2, 2, N, 16, generator=generator, dtype=torch.float64) for _ in range(3)] for _ in "kv"
+    )
     rows = [
         Row(number % 2, tuple(ids(3 + number % 4, number)), torch.rand(3, 2, N, generator=generator) < 0.5)
         for number in range(16)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import pytest
+import torch
 
 import dropkv
 from dropkv.errors import BudgetError, DocumentError, ModelError, QuestionError, UsageError
 from dropkv.settings import CompressSettings, Sampling
+from dropkv.transcripts import read_turns
 from formats.errors import ExistingFile, UnreadableFile, WriteFailed
 from tests import tiny
 
@@ -76,8 +79,9 @@ QUESTIONS = [
     (b"Who?", "the question is bytes, not text: decode it first, .decode()"),
     (5, "the question is of type int, not text: give a str"),
     ([], "the list of questions is empty: give at least one"),
-    (["Who?", None], "the question is of type NoneType, not text: give a str"),
-    (["Who?", b"Who?"], "the question is bytes, not text: decode it first, .decode()"),
+    (["Who?", None], "question 2: the question is of type NoneType, not text: give a str"),
+    ({"Who?": 1}, "the question is of type dict, not text: give a str"),
+    (["Who?", b"Who?"], "question 2: the question is bytes, not text: decode it first, .decode()"),
 ]
 
 
@@ -97,6 +101,37 @@ def test_conversations_and_streams_are_as_strict(kv, question, words):
             ask(question)
         assert line(error) == words
     assert chat.turns == []
+
+
+def test_a_stream_that_was_stopped_has_no_result(kv):
+    stream = kv.stream("Who?", SHORT)
+    next(stream)
+    stream.close()
+    with pytest.raises(QuestionError, match="stopped before its end and has no result; ask again"):
+        stream.result()
+    assert stream.answer is None
+    for turns in (None, [1], "ab"):
+        with pytest.raises(QuestionError, match="turns are what the `turns` of a conversation holds"):
+            kv.chat().resume(turns)
+    with pytest.raises(QuestionError, match="None: is no file name"):
+        read_turns(None, kv.session, kv.metadata)
+
+
+def test_what_a_notebook_shows_of_them(made, kv):
+    tokens, kept = kv.metadata.document.tokens, kv.metadata.budget.kept
+    assert repr(kv) == f"<KVFile of text: {tokens} tokens, {kept} entries per KV head, tiny-llama>"
+    assert repr(made) == f"<Compression of text: {tokens} tokens, {kept} entries per KV head, tiny-llama>"
+
+
+def test_types_and_devices_may_be_those_of_torch():
+    from dropkv.models import _devices, _dtype_name
+
+    assert [_dtype_name(name) for name in (torch.float32, torch.bfloat16, "fp16")] == ["float32", "bfloat16", "float16"]
+    assert _devices(torch.device("cpu")) == (torch.device("cpu"),)
+    with pytest.raises(UsageError, match="unknown device 'None'"):
+        _devices(None)
+    with pytest.raises(UsageError, match=r"hf:/a/b/c\.kv: is no path; give an address of the Hub as a text, hf://"):
+        dropkv.load(Path("hf://a/b/c.kv"))
 
 
 def test_a_compression_takes_several_questions_as_a_file_does(made, kv):
