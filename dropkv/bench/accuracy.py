@@ -21,7 +21,10 @@ from dropkv.errors import UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 
-ROW_TOKENS = {"cpu": 1_300_000, "cuda": 24_000_000}  # document tokens that all answers of a batch see together: bounds masks and logits
+ROW_TOKENS = {
+    "cpu": 1_300_000,
+    "cuda": 24_000_000,
+}  # document tokens that all answers of a batch see together: bounds masks and logits
 TOGETHER = 32_768  # tokens of documents that a GPU prefills together
 
 Note = Callable[[str], None]
