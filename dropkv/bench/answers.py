@@ -16,7 +16,6 @@ from torch import Tensor
 from dropkv.attention import run_logits
 from dropkv.models import Model
 
-
 ALIGNED = 16  # the fused operators want rows of a mask to begin at multiples of this
 LOOK = 12  # decode steps between two looks at which answers have ended
 
@@ -43,15 +42,14 @@ class MaskedRun:
         self.keys, self.values = keys, values
         self.documents, self.rows = keep.shape[1], keep.shape[2]
         total, capacity = self.documents * self.rows, -(-capacity // ALIGNED) * ALIGNED
-        # from here on a kept set is what is added to logits: [documents, kv_heads, rows, n]
-        self.blocked = [_blocked(one.transpose(1, 2), like) for one, like in zip(keep, keys, strict=True)]
+        self.keep = [one.transpose(1, 2).contiguous() for one in keep]  # [documents, kv_heads, rows, n]
         self.tail_keys = [k.new_zeros((total, k.shape[1], capacity, k.shape[3])) for k in keys]
         self.tail_values = [v.new_zeros((total, v.shape[1], capacity, v.shape[3])) for v in values]
         self.hidden = torch.zeros((total, capacity), dtype=torch.bool, device=model.device)
         self.filled = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.line = torch.arange(capacity, device=model.device)
         self.reach = 0  # tail entries that are looked at: those filled so far and those the next steps fill
-        self._near: Tensor | None = None
+        self._seen = self.hidden.unsqueeze(1)
 
     def expect(self, tokens: int) -> None:
         """From now on look at the first so many tail entries, until the tails hold more."""
@@ -61,7 +59,7 @@ class MaskedRun:
         """Go on with these rows alone: int64 [documents, rows], numbers of rows inside their document."""
         everywhere = (rows + self.rows * torch.arange(self.documents, device=rows.device).unsqueeze(1)).flatten()
         at = rows.view(self.documents, 1, -1, 1)
-        self.blocked = [one.take_along_dim(at, 2) for one in self.blocked]
+        self.keep = [one.take_along_dim(at, 2) for one in self.keep]
         self.tail_keys = [one[everywhere] for one in self.tail_keys]
         self.tail_values = [one[everywhere] for one in self.tail_values]
         self.hidden = self.hidden[everywhere]
@@ -78,15 +76,29 @@ class MaskedRun:
         self.tail_keys[layer].index_copy_(2, place, k)
         self.tail_values[layer].index_copy_(2, place, v)
         if layer == 0:
-            self._near = self._seen(place, group, like=k)
-        assert self._near is not None
+            self._seen = self._visible(place)
+        if t == 1 and q.is_cuda and softcap is None:
+            from dropkv.kernels.masked_decode import masked_decode
+
+            tails = (self.tail_keys[layer], self.tail_values[layer])
+            out = masked_decode(
+                q[:, :, 0].contiguous(),
+                self.keys[layer],
+                self.values[layer],
+                self.keep[layer],
+                *tails,
+                self._seen[:, 0],
+                scale=scale,
+            )
+            return out.unsqueeze(2)
 
         # a document's rows are the queries of one attention; query heads and tokens are its heads, which share keys, values and masks
         shape = (self.documents, self.rows, kv_heads, group, t)
         together = q.view(*shape, -1).permute(0, 2, 3, 4, 1, 5).reshape(-1, group * t, self.rows, q.shape[-1])
+        kept = _blocked(self.keep[layer], k)
         far_keys, far_values, bias = (
             x.flatten(0, 1).unsqueeze(1).expand(-1, group * t, -1, -1)
-            for x in (self.keys[layer], self.values[layer], self.blocked[layer])
+            for x in (self.keys[layer], self.values[layer], kept)
         )
         far, far_sum = attention_with_sums(
             together, far_keys, far_values, bias[..., : far_keys.shape[2]], scale, softcap
@@ -97,18 +109,16 @@ class MaskedRun:
 
         q = q.reshape(total, kv_heads, group * t, -1)
         tail_keys, tail_values = (x[layer][:, :, : self.reach] for x in (self.tail_keys, self.tail_values))
-        near, near_sum = attention_with_sums(
-            q, tail_keys, tail_values, self._near.expand(-1, kv_heads, -1, -1), scale, softcap
-        )
+        bias = _blocked(self._seen.unsqueeze(1).repeat(1, 1, group, 1), k).expand(-1, kv_heads, -1, -1)
+        near, near_sum = attention_with_sums(q, tail_keys, tail_values, bias, scale, softcap)
         share = torch.sigmoid(far_sum - near_sum).unsqueeze(-1).to(near.dtype)
         out = torch.lerp(near, far.to(near.dtype), share.expand_as(near))
         return out.reshape(total, heads, t, -1).to(v.dtype)
 
-    def _seen(self, place: Tensor, group: int, like: Tensor) -> Tensor:
-        """What is added to the logits of tail tokens, [rows in all, 1, group * t, reach]; the same in all layers."""
+    def _visible(self, place: Tensor) -> Tensor:
+        """Which tail tokens those at `place` see, bool [rows in all, t, reach]; the same in all layers."""
         future = self.line[: self.reach] > place.unsqueeze(1)  # [t, reach]
-        seen = ~(future | self.hidden[:, : self.reach].unsqueeze(1))
-        return _blocked(seen.unsqueeze(1).repeat(1, 1, group, 1), like)
+        return ~(future | self.hidden[:, : self.reach].unsqueeze(1))
 
 
 def _blocked(keep: Tensor, like: Tensor) -> Tensor:

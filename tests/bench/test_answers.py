@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,3 +133,14 @@ def test_attention_and_its_sums_are_the_definition(softcap):
     assert torch.allclose(out[some].double(), want[some], atol=1e-5)
     assert torch.allclose(sums[some].double(), logits.logsumexp(-1)[some], atol=1e-5)
     assert float(sums[0, 1, 2]) < -1e30 and bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_kernel_of_a_step_equals_the_definition(dtype):
+    check = Path(__file__).with_name("check_masked_decode.py")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(check), dtype], env=environment, capture_output=True, text=True, cwd=check.parents[2]
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "all equal"
