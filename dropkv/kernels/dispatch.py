@@ -5,10 +5,9 @@ The kernels are imported when the first of them is used. Where one could not be 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from dropkv.budgets import Kept
 from dropkv.kernels.reduce import MAX_MAX, SUM_MEAN, Reduction, over_group
-from dropkv.kernels.score import Job, Observed, Score, Window, score_jobs
+from dropkv.kernels.score import Attended, Job, Observed, Score, Window, score_jobs
+from dropkv.kernels.triton_here import slower, triton_works
 from formats import LayerEntries
 
 if TYPE_CHECKING:
@@ -34,47 +34,53 @@ L2_MEAN = Reduction("l2", "mean")
 def run_jobs(queries: Observed, jobs: Sequence[Job], documents: int = 1) -> list[Tensor]:
     """`score_jobs`, with the kernel for those jobs that it has a form of."""
     forms = [_form(queries, job) for job in jobs]
-    if not isinstance(queries, Window) or not any(forms) or not _usable(queries):
+    if not isinstance(queries, Window | Attended) or not any(forms) or not _usable(queries):
         return score_jobs(queries, jobs, documents)
     rest = [job for job, form in zip(jobs, forms, strict=True) if form is None]
     plain = iter(score_jobs(queries, rest, documents) if rest else ())
-    if rest and queries.outputs is not None:
-        queries = replace(queries, outputs=None)  # the plain path has filled them
-    fused = iter(_fused(queries, [(job, form) for job, form in zip(jobs, forms, strict=True) if form], documents))
+    with _on(queries.q):
+        fused = iter(_fused(queries, [(job, form) for job, form in zip(jobs, forms, strict=True) if form], documents))
     return [next(plain if form is None else fused) for form in forms]
 
 
-def attend(window: Window) -> Tensor:
-    """Attention outputs [kv_heads, G, m, d_v] of a window, in float32 (float64 for float64 inputs)."""
+def attention_on_gpu(window: Window) -> Attention | None:
+    """Attention outputs and log-sum-exps of a window; None where plain torch has to make them."""
     if not _usable(window):
-        return window.attend()
-    outputs = _attention(window, values=True).outputs
-    assert outputs is not None
-    return outputs
+        return None
+    with _on(window.q):
+        return _attention(window, values=True)
 
 
 def select_on_gpu(
     scores: Tensor, count: int, pool: Pool | None, forced: Sequence[int], rule: str, alpha: float
 ) -> Kept | None:
     """What `dropkv.budgets.select` keeps of pooled scores, made from scores [kv_heads, n]; None where that has to do it."""
-    if not scores.is_cuda or scores.dtype != torch.float32 or not _triton():
+    if not scores.is_cuda or scores.dtype != torch.float32 or not triton_works(scores.device):
         return None
     from dropkv.kernels.window_select import select_entries
 
-    if pool is None or pool.size == 1 or pool.kind == "max":
-        size = 1 if pool is None else pool.size
-        return select_entries(scores, count, forced=forced, rule=rule, alpha=alpha, pool=size)
-    return select_entries(scores, count, forced=forced, rule=rule, alpha=alpha, pooled=pool(scores))
+    with _on(scores):
+        if pool is None or pool.size == 1 or pool.kind == "max":
+            size = 1 if pool is None else pool.size
+            return select_entries(scores, count, forced=forced, rule=rule, alpha=alpha, pool=size)
+        return select_entries(scores, count, forced=forced, rule=rule, alpha=alpha, pooled=pool(scores))
 
 
 def gather_on_gpu(k: Tensor, v: Tensor, chosen: Kept, offsets: Tensor, scores: Tensor) -> LayerEntries | None:
     """The chosen entries of k and v [kv_heads, n, d] in file order; None where plain torch has to copy them."""
     dense = k.stride(-1) == 1 and v.stride(-1) == 1
-    if not k.is_cuda or scores.dtype != torch.float32 or not dense or not len(chosen.positions) or not _triton():
+    if (
+        not k.is_cuda
+        or scores.dtype != torch.float32
+        or not dense
+        or not len(chosen.positions)
+        or not triton_works(k.device)
+    ):
         return None
     from dropkv.kernels.window_select import gather_entries
 
-    return gather_entries(k, v, chosen, offsets, scores)
+    with _on(k):
+        return gather_entries(k, v, chosen, offsets, scores)
 
 
 def _form(queries: Observed, job: Job) -> Score | None:
@@ -89,33 +95,19 @@ def _form(queries: Observed, job: Job) -> Score | None:
     return Score(job.weight, "max") if job.reduction == MAX_MAX and job.weight != "along" else None
 
 
-def _usable(window: Window) -> bool:
-    """Whether the kernels can compute a window's attention; says why they cannot where that is not to be expected."""
-    if not window.q.is_cuda or (window.reach is not None and window.positions is not None):
+def _usable(queries: Window | Attended) -> bool:
+    """Whether the kernels can serve these queries; says why they cannot where that is not to be expected."""
+    if not queries.q.is_cuda or not queries.q.shape[2]:
         return False
-    if window.q.dtype not in DTYPES:
-        _say(f"no kernel computes {str(window.q.dtype).removeprefix('torch.')}")
+    if isinstance(queries, Window) and queries.reach is not None and queries.positions is not None:
+        return False  # layers that slide have no scores
+    if queries.q.dtype not in DTYPES:
+        slower(f"no kernel computes in {str(queries.q.dtype).removeprefix('torch.')}, so plain PyTorch scores")
         return False
-    if max(window.k.shape[-1], window.v.shape[-1]) > WIDEST or not window.v.shape[-1]:
-        _say(f"no kernel has a head dim of {max(window.k.shape[-1], window.v.shape[-1])}")
-        return False
-    return window.q.shape[2] > 0 and _triton()
-
-
-@cache
-def _triton() -> bool:
-    """Whether Triton can be imported."""
-    try:
-        import triton  # noqa: F401
-    except Exception as error:
-        _say(f"Triton cannot be imported ({type(error).__name__})")
-        return False
-    return True
-
-
-@cache
-def _say(reason: str) -> None:
-    print(f"dropkv: {reason}: PyTorch scores and selects instead, which takes longer", file=sys.stderr, flush=True)
+    widest = max(queries.k.shape[-1], queries.v.shape[-1])
+    if widest > WIDEST:
+        slower(f"no kernel has a head dim of {widest}, so plain PyTorch scores")
+    return widest <= WIDEST and queries.v.shape[-1] > 0 and triton_works(queries.q.device)
 
 
 def _attention(window: Window, *, values: bool) -> Attention:
@@ -126,25 +118,35 @@ def _attention(window: Window, *, values: bool) -> Attention:
     )
 
 
-def _fused(window: Window, work: Sequence[tuple[Job, Score]], documents: int) -> list[Tensor]:
+def _fused(queries: Window | Attended, work: Sequence[tuple[Job, Score]], documents: int) -> list[Tensor]:
+    from dropkv.kernels.window_attend import Attention
     from dropkv.kernels.window_score import score_window
 
-    window = replace(window, q=_dense(window.q), k=_dense(window.k), v=_dense(window.v))
-    values = window.outputs is not None or any(form.reads_values for _, form in work)
-    attention = _attention(window, values=values)
-    if window.outputs is not None:
-        window.outputs.copy_(cast(Tensor, attention.outputs))
+    q, k, v = (_dense(part) for part in (queries.q, queries.k, queries.v))
+    columns, softcap = None, None
+    if isinstance(queries, Attended):
+        attention = Attention(queries.outputs.float(), queries.log_sum_exp.float())
+    else:
+        columns, softcap = queries.columns, queries.softcap
+        values = queries.outputs is not None or any(form.reads_values for _, form in work)
+        attention = queries.attention or _attention(replace(queries, q=q, k=k, v=v), values=values)
+        if queries.outputs is not None:
+            queries.outputs.copy_(cast(Tensor, attention.outputs))
     done = []
     for job, form in work:
-        q, own = window.q, attention
-        if job.reduction == LAST:
-            q, own = q[:, :, -1:], attention.last()
+        newest = job.reduction == LAST
         scores = score_window(
-            q, window.k, window.v, own, form, scale=window.scale, softcap=window.softcap, columns=window.columns,
+            q[:, :, -1:] if newest else q, k, v, attention.part(slice(-1, None)) if newest else attention, form,
+            scale=queries.scale, softcap=softcap, columns=columns, causal=isinstance(queries, Window),
             factors=None if job.factors is None else job.factors.contiguous(),
         )  # fmt: skip
-        done.append(over_group(scores.unsqueeze(1), "all heads", documents) if job.reduction == LAST else scores)
+        done.append(over_group(scores.unsqueeze(1), "all heads", documents) if newest else scores)
     return done
+
+
+def _on(x: Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device: make it that of a tensor."""
+    return torch.cuda.device_of(x)  # type: ignore[no-untyped-call]
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from dropkv.kernels.reduce import MAX_MAX, SUM_MEAN, Reduction, Running, over_group
+
+if TYPE_CHECKING:
+    from dropkv.kernels.window_attend import Attention
 
 __all__ = [
     "MAX_MAX",
@@ -225,6 +228,7 @@ class Window:
     `columns`: only the first so many keys are scored. `positions` int64 [n] and `reach`: on sliding layers a query sees only keys less than
     `reach` positions back. `outputs` [kv_heads, G, m, d_v], if given, receives the attention outputs as the blocks go by.
     `roots` [kv_heads, G, d_v, d_v]: of the output projection, for scores that measure behind it (kernels/projection.py).
+    `attention`: what kernels/window_attend.py made of the queries, where it has, for the kernels that score.
     """
 
     q: Tensor
@@ -237,6 +241,7 @@ class Window:
     reach: int | None = None
     outputs: Tensor | None = None
     roots: Tensor | None = None
+    attention: Attention | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

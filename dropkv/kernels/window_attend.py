@@ -52,9 +52,9 @@ class Attention:
     loud_odds: Tensor | None = None
     loud_gap: Tensor | None = None
 
-    def last(self) -> Attention:
-        """That of the last query of every query head."""
-        parts = {name: part[:, :, -1:].contiguous() for name, part in vars(self).items() if part is not None}
+    def part(self, queries: slice) -> Attention:
+        """That of some of every query head's queries."""
+        parts = {name: part[:, :, queries].contiguous() for name, part in vars(self).items() if part is not None}
         return Attention(**({"outputs": None} | parts))
 
 
@@ -243,7 +243,11 @@ def _attend(
     tl.store(SUMS + 2 * size + here, held.to(tl.float32, bitcast=True), mask=real)
     tl.store(SUMS + 3 * size + here, held_logit, mask=real)
     if VALUES:
-        tl.store(PARTIAL + here[:, None] * DV + value_width[None, :], acc / BOOST, mask=real[:, None] & (value_width < DV)[None, :])
+        tl.store(
+            PARTIAL + here[:, None] * DV + value_width[None, :],
+            acc / BOOST,
+            mask=real[:, None] & (value_width < DV)[None, :],
+        )
 
 
 @triton.jit(do_not_specialize=["parts", "kv_heads", "rows"])

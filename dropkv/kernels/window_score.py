@@ -43,15 +43,17 @@ def score_window(
     scale: float,
     softcap: float | None = None,
     columns: int | None = None,
+    causal: bool = True,
     factors: Tensor | None = None,
     out: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Scores float32 [kv_heads, columns] of the first `columns` keys (all by default).
+    """Scores float32 [kv_heads, columns] of the first `columns` keys (all by default), into `out` if given.
 
-    q [kv_heads, G, m, d] are the queries of the last m of the n keys k [kv_heads, n, d], v [kv_heads, n, d_v]; where `columns` is smaller
-    than n, the rest of k and v is not read. attention: theirs, outputs in float32. factors [kv_heads, G, columns]: what every head's l2 is
-    multiplied with. The last dimensions must be dense. Raises ValueError for reductions that the kernel has no form of.
+    q [kv_heads, G, m, d] are the queries of the last m of the n keys k [kv_heads, n, d], v [kv_heads, n, d_v]; causal: False: every query
+    sees every key. Where `columns` is smaller than n, the rest of k and v is not read. attention: that of the queries, outputs in float32.
+    factors [kv_heads, G, columns]: what every head's l2 is multiplied with. The last dimensions must be dense. Raises ValueError for
+    reductions that the kernel has no form of.
     """
     kv_heads, group, m, d = q.shape
     n, d_v = v.shape[1:]
@@ -79,7 +81,7 @@ def score_window(
         q, k_given, v_given, outputs, attention.log_sum_exp.contiguous(), attention.loud, attention.loud_odds, attention.loud_gap, factors, scores,
         inner, outer, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), v.stride(0), v.stride(1), scores.stride(0),
         n, count, m, group, span, blocks, per_head,
-        HEADS=rows // per_head if what.over == "l2" else 1, BM=rows, BN=tile.keys, ONE=blocks == 1, CAUSAL=count > n - m + 1,
+        HEADS=rows // per_head if what.over == "l2" else 1, BM=rows, BN=tile.keys, ONE=blocks == 1, CAUSAL=causal and count > n - m + 1,
         CAPPED=softcap is not None, KNOWN=known, WEIGHT=2 if root else WEIGHTS.index(what.weight), MAXIMUM=what.over == "max", ROOT=root,
         L2=what.over == "l2", COPIED=tile.copied, PRECISION=precision_of(q), D=d, DV=d_v,
         BD=width_of(d), BDV=width_of(d_v), num_warps=tile.warps, num_stages=tile.stages,

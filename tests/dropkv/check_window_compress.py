@@ -43,11 +43,10 @@ def main() -> None:
         for kind, observation, names in plans:
             for name in names:
                 method = get(name).under_replay(6) if kind == "replay" else get(name)
-                dispatch._triton.cache_clear()
                 fast = prefill(model, document, observation, method, 40)
-                usable, dispatch._triton = dispatch._triton, lambda: False
+                works, dispatch.triton_works = dispatch.triton_works, lambda device: False
                 plain = prefill(model, document, observation, method, 40)
-                dispatch._triton = usable
+                dispatch.triton_works = works
                 for mine, theirs in zip(fast.layers, plain.layers, strict=True):
                     where = (family, kind, name)
                     assert torch.equal(mine.offsets, theirs.offsets) and torch.equal(

@@ -14,7 +14,7 @@ import torch
 
 from dropkv import methods
 from dropkv.kernels import dispatch
-from dropkv.kernels.score import Score, Window, score_blocks, score_jobs
+from dropkv.kernels.score import Attended, Score, Window, score_blocks, score_jobs
 from dropkv.kernels.window_attend import Attention, Tile, attend_window
 from dropkv.kernels.window_score import score_window
 from dropkv.methods import LayerContext
@@ -102,7 +102,11 @@ def check_methods(draw):
     context = LayerContext(k, v, 0.25, q=q, wo=draw(20, 2 * 3 * 16), more_seeds=(1,))
     outputs = torch.full((4, 3, 5, 16), torch.nan, device=k.device)
     window = Window(q, k, v, 0.25, columns=30, outputs=outputs)
-    found = []
+    seen = Window(q, k, v, 0.25, attention=attend_window(q, k, v, scale=0.25))
+    sums = torch.logsumexp(torch.einsum("hgmd,hnd->hgmn", q, k) * 0.25, -1)
+    all_seen = torch.einsum("hgmn,hnd->hgmd", torch.softmax(torch.einsum("hgmd,hnd->hgmn", q, k) * 0.25, -1), v)
+    attended = Attended(q, k[:, :30], v[:, :30], 0.25, all_seen, sums)
+    found, tried = [], set()
     for name in methods.names():
         known = methods.get(name)
         for method in (known, known.under_replay(4)):
@@ -110,10 +114,14 @@ def check_methods(draw):
                 continue
             job = method._job(None if method.weigh is None else method.weigh(context)[..., :30])
             form = dispatch._form(window, job)
-            if form is not None:
-                found.append(name)
-                (got,) = dispatch._fused(window, [(job, form)], 2)
-                assert per_head(got, score_jobs(window, [job], 2)[0].double()) < 1e-5, name
+            if form is None:
+                continue
+            found.append(name)
+            for queries in (window, attended, *((seen,) if job.factors is None else ())):
+                if (kind := (form, job.reduction, id(queries))) not in tried:
+                    tried.add(kind)
+                    (got,) = dispatch._fused(queries, [(job, form)], 2)
+                    assert per_head(got, score_jobs(queries, [job], 2)[0].double()) < 1e-5, name
     assert per_head(outputs.flatten(0, 2), replace(window, outputs=None).attend().flatten(0, 2).double()) < 1e-5
     print("methods:", *sorted(set(found)))
     assert set(found) >= {"adadropkv", "adakv", "andpro", "caote", "criticalkv", "dropkv", "laprox", "snapkv", "tova"}

@@ -14,6 +14,7 @@ import torch
 
 from dropkv.kernels import dispatch
 from dropkv.kernels.score import Window
+from dropkv.kernels.triton_here import slower
 from dropkv.methods import get, observe_all
 
 HERE = Path(__file__).parent
@@ -69,34 +70,23 @@ def window(dtype: torch.dtype = torch.float32, d: int = 16) -> Window:
     return Window(*(torch.randn(shape).to(dtype) for shape in ((2, 2, 3, d), (2, 20, d), (2, 20, d))), scale=0.25)
 
 
-def test_a_cpu_needs_no_kernel_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not dispatch._usable(window())
-    assert torch.equal(dispatch.attend(window()), window().attend())
+def test_a_cpu_needs_no_kernel_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert dispatch.attention_on_gpu(window()) is None
     assert dispatch.select_on_gpu(torch.rand(2, 9), 3, None, [8], "uniform", 0.2) is None
-    assert capsys.readouterr().err == ""
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
     "dtype,d,says",
-    [(torch.float64, 16, "no kernel computes float64"), (torch.float32, 320, "no kernel has a head dim of 320")],
+    [(torch.float64, 16, "no kernel computes in float64"), (torch.float32, 320, "no kernel has a head dim of 320")],
 )
-def test_what_no_kernel_computes_is_said_once(dtype, d, says, capsys) -> None:
-    dispatch._say.cache_clear()
+def test_what_no_kernel_computes_is_said_once(dtype, d, says, caplog) -> None:
+    slower.cache_clear()
     plain = window(dtype, d)
     on_gpu = replace(plain, q=SimpleNamespace(is_cuda=True, dtype=dtype, shape=plain.q.shape))
     for _ in range(2):
         assert not dispatch._usable(on_gpu)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"dropkv: {says}: PyTorch scores and selects instead, which takes longer"]
-
-
-def test_without_triton_torch_does_it(monkeypatch, capsys) -> None:
-    dispatch._say.cache_clear()
-    dispatch._triton.cache_clear()
-    monkeypatch.setitem(sys.modules, "triton", None)
-    assert not dispatch._triton()
-    dispatch._triton.cache_clear()
-    assert capsys.readouterr().err.startswith("dropkv: Triton cannot be imported (")
+    assert [record.getMessage() for record in caplog.records] == [f"note: {says}, so plain PyTorch scores"]
 
 
 def test_jobs_with_and_without_a_kernel_keep_their_places(monkeypatch) -> None:
