@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from dropkv.budgets import forced_positions, select
+from dropkv.budgets import Kept, forced_positions, select
 from dropkv.kernels.dispatch import gather_on_gpu, select_on_gpu
 from dropkv.kernels.score import Attended, Score, Window, score_blocks
 from dropkv.kernels.window_attend import Attention, attend_window
@@ -112,17 +112,14 @@ def one_layer(n: int, kept: int, rate: float) -> None:
     forced = forced_positions(n, 0, 8)
     for rule in ("uniform", "head-adaptive"):
 
-        def choose(raw: torch.Tensor, rule: str = rule) -> tuple[object, torch.Tensor]:
-            chosen = select_on_gpu(raw, kept, POOL, forced, rule, 0.2)
-            offsets = torch.zeros(KV_HEADS + 1, dtype=torch.int32, device="cuda")
-            offsets[1:] = chosen.counts.cumsum(0)
-            return chosen, offsets
+        def choose(raw: torch.Tensor, rule: str = rule) -> Kept:
+            return select_on_gpu(raw, kept, POOL, forced, rule, 0.2)
 
         def everything(choose: Callable = choose) -> object:
             raw = score(attention)
-            return raw, gather_on_gpu(k, v, *choose(raw), raw)
+            return raw, gather_on_gpu(k, v, choose(raw), raw)
 
-        chosen, offsets = choose(scores)
+        chosen = choose(scores)
         plain = select(POOL(scores), kept, forced=forced, rule=rule, alpha=0.2, unpooled=scores)
         assert torch.equal(chosen.positions, plain.positions) and torch.equal(chosen.admit, plain.admit)
         report(f"{rule}: pool and select", lambda choose=choose: choose(scores))
@@ -131,7 +128,7 @@ def one_layer(n: int, kept: int, rate: float) -> None:
             lambda rule=rule: select(POOL(scores), kept, forced=forced, rule=rule, alpha=0.2, unpooled=scores),
             5,
         )
-        report(f"{rule}: gather", lambda c=chosen, o=offsets: gather_on_gpu(k, v, c, o, scores))
+        report(f"{rule}: gather", lambda c=chosen: gather_on_gpu(k, v, c, scores))
         report(f"{rule}: score, attention given, pool, select, gather", everything)
         scratch, left = extra(everything)
         print(f"{rule}: scratch {scratch:.2f} MB beside scores and entries of {left:.2f} MB")

@@ -57,12 +57,12 @@ class Keeper:
 
 def take(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEntries:
     """Copy the kept entries of k [kv_heads, n, d_k] and v [kv_heads, n, d_v] out in file order: head after head, ascending admit."""
-    offsets = torch.zeros(k.shape[0] + 1, dtype=torch.int32, device=k.device)
-    offsets[1:] = chosen.counts.cumsum(0)
-    gathered = gather_on_gpu(k, v, chosen, offsets, scores)
+    gathered = gather_on_gpu(k, v, chosen, scores)
     if gathered is not None:
         return gathered
     heads = torch.repeat_interleave(torch.arange(k.shape[0], device=k.device), chosen.counts)
+    offsets = torch.zeros(k.shape[0] + 1, dtype=torch.int32, device=k.device)
+    offsets[1:] = chosen.counts.cumsum(0)
     return LayerEntries(
         keys=k[heads, chosen.positions],
         values=v[heads, chosen.positions],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dropkv.methods._base import Pool
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-WIDEST = 256  # head dim
+WIDEST = 256  # head dim; half of it in float32, whose tiles are twice as large
 LONGEST_L2 = 64  # queries whose squares one tile can add up
 
 LAST = Reduction("last", "all heads")
@@ -66,7 +66,7 @@ def select_on_gpu(
         return select_entries(scores, count, forced=forced, rule=rule, alpha=alpha, pooled=pool(scores))
 
 
-def gather_on_gpu(k: Tensor, v: Tensor, chosen: Kept, offsets: Tensor, scores: Tensor) -> LayerEntries | None:
+def gather_on_gpu(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEntries | None:
     """The chosen entries of k and v [kv_heads, n, d] in file order; None where plain torch has to copy them."""
     dense = k.stride(-1) == 1 and v.stride(-1) == 1
     if (
@@ -80,7 +80,7 @@ def gather_on_gpu(k: Tensor, v: Tensor, chosen: Kept, offsets: Tensor, scores: T
     from dropkv.kernels.window_select import gather_entries
 
     with _on(k):
-        return gather_entries(k, v, chosen, offsets, scores)
+        return gather_entries(k, v, chosen, scores)
 
 
 def _form(queries: Observed, job: Job) -> Score | None:
@@ -102,12 +102,13 @@ def _usable(queries: Window | Attended) -> bool:
     if isinstance(queries, Window) and queries.reach is not None and queries.positions is not None:
         return False  # layers that slide have no scores
     if queries.q.dtype not in DTYPES:
-        slower(f"no kernel computes in {str(queries.q.dtype).removeprefix('torch.')}, so plain PyTorch scores")
+        slower(f"no kernel computes in {_name(queries.q.dtype)}, so plain PyTorch scores")
         return False
     widest = max(queries.k.shape[-1], queries.v.shape[-1])
-    if widest > WIDEST:
-        slower(f"no kernel has a head dim of {widest}, so plain PyTorch scores")
-    return widest <= WIDEST and queries.v.shape[-1] > 0 and triton_works(queries.q.device)
+    most = WIDEST // 2 if queries.q.dtype == torch.float32 else WIDEST
+    if widest > most:
+        slower(f"no kernel has a head dim of {widest} in {_name(queries.q.dtype)}, so plain PyTorch scores")
+    return widest <= most and queries.v.shape[-1] > 0 and triton_works(queries.q.device)
 
 
 def _attention(window: Window, *, values: bool) -> Attention:
@@ -142,6 +143,10 @@ def _fused(queries: Window | Attended, work: Sequence[tuple[Job, Score]], docume
         )  # fmt: skip
         done.append(over_group(scores.unsqueeze(1), "all heads", documents) if newest else scores)
     return done
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _on(x: Tensor) -> AbstractContextManager[object]:
