@@ -55,7 +55,7 @@ def select_on_gpu(
     scores: Tensor, count: int, pool: Pool | None, forced: Sequence[int], rule: str, alpha: float
 ) -> Kept | None:
     """What `dropkv.budgets.select` keeps of pooled scores, made from scores [kv_heads, n]; None where that has to do it."""
-    if not scores.is_cuda or scores.dtype != torch.float32 or not triton_works(scores.device):
+    if not scores.is_cuda or scores.dtype != torch.float32 or not _works(scores):
         return None
     from dropkv.kernels.window_select import select_entries
 
@@ -108,7 +108,12 @@ def _usable(queries: Window | Attended) -> bool:
     most = WIDEST // 2 if queries.q.dtype == torch.float32 else WIDEST
     if widest > most:
         slower(f"no kernel has a head dim of {widest} in {_name(queries.q.dtype)}, so plain PyTorch scores")
-    return widest <= most and queries.v.shape[-1] > 0 and triton_works(queries.q.device)
+    return widest <= most and queries.v.shape[-1] > 0 and _works(queries.q)
+
+
+def _works(x: Tensor) -> bool:
+    """Whether the kernels run where x lies; they are made for CUDA's way of launching alone."""
+    return triton_works(x.device) and torch.version.hip is None
 
 
 def _attention(window: Window, *, values: bool) -> Attention:

@@ -92,7 +92,7 @@ def select_entries(
     admit = torch.empty(total, dtype=torch.int64, device=device)
     _merge_tiles[(parts * (SORTED // MINE),)](
         keys, lines, positions, admit, offsets, heads, spare, count, ADAPTIVE=adaptive, LEVELS=SORTED.bit_length(), WIDTH=MERGED,
-        MINE=MINE, **cut,
+        MINE=MINE, maxnreg=72, **cut,
     )  # fmt: skip
     if adaptive:
         bits = int.from_bytes(struct.pack(">d", alpha), "big")  # a number given to a kernel would be a float32
@@ -479,9 +479,10 @@ def _precedes(KEYS, LINES, begin, probe, length, key, place, equal_before, LAYER
     """1 where the entry `probe` of a sorted list comes before mine: by key, then position. LAYER: a lower head's equal key comes before, one of
     a higher head does not."""
     inside = probe < length
-    their_key = tl.load(KEYS + begin + probe, mask=inside, other=0)
+    at = begin + probe
+    their_key = tl.load(KEYS + at, mask=inside, other=0)
     same = inside & (their_key == key)
-    their_place = tl.load(LINES + begin + probe, mask=same, other=0)
+    their_place = tl.load(LINES + at, mask=same, other=0)
     earlier = their_place < place
     if LAYER:
         earlier = (equal_before == 2) | ((equal_before == 1) & earlier)
