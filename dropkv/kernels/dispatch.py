@@ -69,13 +69,7 @@ def select_on_gpu(
 def gather_on_gpu(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEntries | None:
     """The chosen entries of k and v [kv_heads, n, d] in file order; None where plain torch has to copy them."""
     dense = k.stride(-1) == 1 and v.stride(-1) == 1
-    if (
-        not k.is_cuda
-        or scores.dtype != torch.float32
-        or not dense
-        or not len(chosen.positions)
-        or not triton_works(k.device)
-    ):
+    if not k.is_cuda or scores.dtype != torch.float32 or not dense or not len(chosen.positions) or not _works(k):
         return None
     from dropkv.kernels.window_select import gather_entries
 
