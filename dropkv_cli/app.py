@@ -18,7 +18,18 @@ from dropkv_cli.variables import blamed, give_variables, misspelt
 
 PROGRAM = "dropkv"
 COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"  # set while a shell asks what the Tab key may offer
-VERBS = ("compress", "query", "info", "verify", "shrink", "models", "push", "pull", "bench", "completion")
+VERBS = {  # with what `dropkv --help` says of each, for which nothing is imported
+    "compress": "Read documents once and write one small .kv file for each.",
+    "query": "Answer questions from a .kv file, without the document.",
+    "info": "Show what a .kv file holds.",
+    "verify": "Check the structure and all checksums of a .kv file.",
+    "shrink": "Make a smaller .kv file of one, without model or document.",
+    "models": "List the model aliases and whether each is usable offline now.",
+    "push": "Upload a checked .kv file to the Hugging Face Hub.",
+    "pull": "Fetch a .kv file from the Hugging Face Hub and check it.",
+    "bench": "Compare methods on one machine.",
+    "completion": "Print the script for completion at the Tab key.",
+}
 
 
 class Verbs(click.Group):
@@ -34,10 +45,16 @@ class Verbs(click.Group):
             return None if ctx.resilient_parsing else ctx.fail(f"no such command {cmd_name!r}: use {', '.join(VERBS)}")
         return find_command(cmd_name)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs, a line for each."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
 
 def find_command(verb: str) -> click.Command:
     """A verb's command, its options tied to their variables and its file arguments to the shell's completion."""
     command: click.Command = import_module(f"dropkv_cli.{verb}").command
+    command.short_help = VERBS[verb]
     give_variables(command, verb)
     complete_files(command)
     return command

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from formats import ShrinkReport
 
 
-@click.command("shrink", short_help="Make a smaller .kv file of one, without model or document.")
+@click.command("shrink")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "-o",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from formats import Metadata
 
 
-@click.command("verify", short_help="Check the structure and all checksums of a .kv file.")
+@click.command("verify")
 @click.argument("file", metavar="FILE")
 @click.option(
     "--model",

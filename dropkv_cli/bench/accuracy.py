@@ -33,7 +33,7 @@ def _count_option(name: str, help: str) -> Callable[[Any], Any]:
     )
 
 
-@click.command("accuracy")
+@click.command("accuracy", short_help="Ask every method at every budget the same questions.")
 @click.argument("plan", metavar="[PLAN.toml]", required=False)
 @click.option(
     "-o",

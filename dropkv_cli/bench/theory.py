@@ -16,7 +16,7 @@ from dropkv_cli.progress import progress_bar, waiting
 from formats.errors import naming, show_path
 
 
-@click.command("theory")
+@click.command("theory", short_help="Measure how well the assumptions of the score hold.")
 @click.argument("document", metavar="DOC")
 @click.option(
     "--budget",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -124,6 +125,24 @@ def test_no_arguments_show_the_help(dropkv: Dropkv) -> None:
     result = dropkv()
     assert (result.code, result.out) == (2, "")
     assert all(f"\n  {verb} " in result.err for verb in VERBS)
+
+
+@pytest.mark.parametrize(
+    ("group", "names"), [([], list(VERBS)), (["bench"], ["accuracy", "report", "tasks", "theory"])]
+)
+def test_lists_of_commands_are_not_cut_off(dropkv: Dropkv, group: list[str], names: list[str]) -> None:
+    _, _, listed = dropkv(*group, "--help").out.partition("\nCommands:\n")
+    lines = listed.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in lines] == names
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
+def test_help_imports_no_command() -> None:
+    program = "import sys; from dropkv_cli.app import cli; cli.main(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    loaded = set(ast.literal_eval(done.stdout.splitlines()[-1]))
+    assert not loaded & {*(f"dropkv_cli.{verb}" for verb in VERBS), "formats.reader", "formats.writer", "xxhash"}
+    assert "formats.errors" in loaded
 
 
 def test_version(dropkv: Dropkv) -> None:
