@@ -11,6 +11,7 @@ from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import KV_DTYPES, CompressSettings
 from dropkv_cli.compressed import Job, report_estimate, report_failure, report_result, sum_up
+from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import (
     DEFAULT_MODEL,
     budget,
@@ -173,6 +174,7 @@ def command(
     targets = plan_targets(documents, output)
     todo, failures = _readable(targets, job)
     if todo:
+        import_compiler()
         _check_settings(job.settings)
         _note_unused(job.settings)
         started = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from dropkv_cli.interrupts import import_torch
 from dropkv_cli.options import flag, json_option
 from dropkv_cli.output import json_line, result, say, size
 
@@ -25,9 +26,12 @@ def command(address: str, output: str | None, force: bool, as_json: bool) -> Non
 
     It is kept in the Hub's usual cache; `dropkv query hf://...` uses that without a pull. A damaged copy in the cache is fetched anew.
     """
+    from dropkv.hub.address import is_address
     from dropkv.hub.client import Hub
     from dropkv.hub.pull import pull
 
+    if is_address(address):  # what is none is refused at once
+        import_torch()
     pulled = pull(address, output, overwrite=force, hub=Hub(note=say))
     if as_json:
         json_line(

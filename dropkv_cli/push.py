@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dropkv.errors import UsageError
+from dropkv_cli.interrupts import import_torch
 from dropkv_cli.options import flag, json_option, refuse_pipe
 from dropkv_cli.output import complain, json_line, result, say, size
+from formats import read_header
 from formats.errors import printable, show_path
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ def command(
     address = target_of(repository, file, name)
     if licence is not None:
         licence = _check_licence(licence)
+    read_header(file)  # what is no KV file is refused before torch is imported
+    import_torch()
     hub = Hub(note=say)
     upload = prepare(file, address, public=public, hub=hub)
     say(

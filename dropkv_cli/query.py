@@ -13,6 +13,7 @@ from dropkv.errors import QuestionError, UsageError
 from dropkv.hub.client import Hub
 from dropkv.hub.fetch import parts, whole
 from dropkv.settings import Sampling
+from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
 from dropkv_cli.options import seed as seed_number
@@ -236,6 +237,7 @@ def _open(
 ) -> tuple[KVFile, float]:
     """The file with its model, which is loaded only once every byte that is used has been found good, and the seconds of that."""
     waiting(f"loading {one_line(model or header.metadata.model.id)} ...")
+    import_compiler()
     from dropkv.library import load_for, open_file
 
     opened = open_file(file, budget=budget)

@@ -11,6 +11,7 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.hub.client import Hub
 from dropkv.hub.fetch import parts
+from dropkv_cli.interrupts import import_torch
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import flag, json_option, refuse_pipe
 from dropkv_cli.output import compared, complain, json_line, say, size
@@ -75,6 +76,7 @@ def _one(target: Target, output: str, budget: float | int, force: bool, as_json:
     started = time.perf_counter()
     place = parts(target.document, Hub(note=say))
     read_header(place)  # what is no KV file is refused before torch is imported, and before a folder is made
+    import_torch()
     from dropkv.shrinking import shrink
 
     make_folder(output)

@@ -9,6 +9,7 @@ import click
 
 from dropkv.bench.plan import SETTINGS, AccuracyPlan
 from dropkv.errors import UsageError
+from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import budget, device_options, given, json_option, seed
 from dropkv_cli.output import json_line, result, say
 from dropkv_cli.progress import waiting
@@ -84,6 +85,7 @@ def command(
     the file. `dropkv bench report FOLDER` makes a page of the results.
     """
     chosen = _chosen(plan, options)
+    import_compiler()
     _check_names(chosen)
     from dropkv.bench.results import Results
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from dropkv.errors import UsageError
+from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, json_option, seed
 from dropkv_cli.output import json_line, result
 from dropkv_cli.progress import progress_bar, waiting
@@ -78,6 +79,7 @@ def command(
     text = read_document(document)
     older = _older(output)  # what cannot be added to is found out before the model is loaded
     waiting(f"loading {model} ...")
+    import_compiler()
     from dropkv.bench.theory import render_theory, theory_report
     from dropkv.models import load_model
 

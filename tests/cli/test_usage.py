@@ -18,6 +18,7 @@ import pytest
 
 from dropkv_cli.app import VERBS, cli
 from dropkv_cli.endings import guarded
+from dropkv_cli.interrupts import held_back
 from dropkv_cli.output import compared, json_line
 from tests.cli.conftest import ROOT, Dropkv, start_dropkv
 
@@ -249,7 +250,7 @@ def test_closed_streams_are_no_hindrance(document: Path, model: Path) -> None:
 
 
 def test_ctrl_c_while_python_imports(kv: Path, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("import time; time.sleep(60)")  # the real one's C++ can abort the process
+    (tmp_path / "torch.py").write_text("import time; time.sleep(1.5)")
     for seconds in (0.1, 0.15, 0.25, 1.0):
         process = start_dropkv("query", kv, "who?", stderr=subprocess.PIPE, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
         time.sleep(seconds)
@@ -257,6 +258,61 @@ def test_ctrl_c_while_python_imports(kv: Path, tmp_path: Path) -> None:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130, err
         assert b"Traceback" not in err and err.strip() == b"dropkv: interrupted; no file is left half-written"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compress", "{doc}", "-o", "new.kv"],
+        ["query", "{kv}", "who?"],
+        ["shrink", "{kv}", "-o", "new.kv", "--budget", "0.1"],
+        ["verify", "{kv}", "--model", "smollm2-135m"],
+        ["bench", "accuracy", "-o", "results"],
+        ["bench", "theory", "{doc}"],
+        ["push", "{kv}", "me/books"],
+        ["pull", "hf://me/books/harbour.kv"],
+    ],
+)
+def test_ctrl_c_waits_for_the_import_of_torch(kv: Path, document: Path, arguments: list[str]) -> None:
+    """An exception inside its C++ part ends the process with an abort. The torch of this test presses Ctrl-C itself."""
+    folder = kv.parent
+    (folder / "torch.py").write_text("import os; os.kill(os.getpid(), 2); open('imported', 'w').close()")
+    command = [argument.format(doc=document, kv=kv) for argument in arguments]
+    process = start_dropkv(*command, cwd=folder, stderr=subprocess.PIPE, env={"PYTHONPATH": f"{folder}:{ROOT}"})
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, b"dropkv: interrupted; no file is left half-written")
+    assert (folder / "imported").exists() and not (folder / "new.kv").exists()
+
+
+def test_ctrl_c_waits_for_the_import_of_triton(kv: Path) -> None:
+    folder = kv.parent
+    (folder / "torch.py").touch()
+    (folder / "triton.py").write_text("import os; os.kill(os.getpid(), 2); open('imported', 'w').close()")
+    environment = {"PYTHONPATH": f"{folder}:{ROOT}"}
+    process = start_dropkv("query", kv, "who?", cwd=folder, stderr=subprocess.PIPE, env=environment)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, b"dropkv: interrupted; no file is left half-written")
+    assert (folder / "imported").exists()
+
+
+def test_ctrl_c_that_is_held_back() -> None:
+    seen: list[str] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append("heeded"))
+    try:
+        own = signal.getsignal(signal.SIGINT)
+        with held_back():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            assert seen == []
+        assert seen == ["heeded"] and signal.getsignal(signal.SIGINT) is own
+        with held_back():
+            pass
+        assert seen == ["heeded"]
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with held_back():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_inside_exec_of_a_string_keeps_the_exit_code(kv: Path, tmp_path: Path) -> None:
