@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -79,7 +80,16 @@ def cli() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; gives the exit code."""
     safe_streams()
-    return guarded(lambda: _main(arguments), arguments)
+    return guarded(lambda: _main(arguments), arguments, lambda: _names(arguments))
+
+
+def _names(arguments: Sequence[str]) -> dict[str, Any] | None:
+    """What a failed command line was about, where it was to print JSON."""
+    if not arguments or arguments[0] not in VERBS:
+        return None
+    from dropkv_cli.requests import json_names
+
+    return json_names(find_command(arguments[0]), arguments[1:])
 
 
 def _main(arguments: Sequence[str]) -> object:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dropkv.settings import CompressSettings
 from dropkv_cli.endings import failure
 from dropkv_cli.fidelity import fidelity_lines
-from dropkv_cli.output import compared, complain, json_line, say, size
+from dropkv_cli.output import compared, complain, failure_keys, json_line, say, size
 from dropkv_cli.targets import Target
 from formats.errors import show_path
 
@@ -37,7 +37,7 @@ def report_failure(error: Exception, target: Target, job: Job, *, alone: bool) -
     text = text.removeprefix(f"{Path(target.document).name}: ")
     complain(text if target.shown in text else f"{target.shown}: {text}")
     if job.as_json:
-        json_line(_names(target) | {"error": text})
+        json_line(_names(target) | failure_keys(text))
 
 
 def sum_up(sizes: list[int], failures: int, job: Job) -> None:

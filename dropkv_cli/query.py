@@ -17,7 +17,7 @@ from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
 from dropkv_cli.options import seed as seed_number
-from dropkv_cli.output import complain, harmless, json_line, one_line, say, size
+from dropkv_cli.output import complain, failure_keys, harmless, json_line, one_line, say, size
 from dropkv_cli.progress import waiting
 from dropkv_cli.shells import offer
 from formats import Header, Place, read_header
@@ -222,7 +222,7 @@ def _report(bad: list[tuple[str, str]], as_json: bool) -> None:
     for question, problem in bad:
         complain(problem)
         if as_json:
-            json_line({"question": question, "error": problem})
+            json_line({"question": question} | failure_keys(problem))
 
 
 def _open(

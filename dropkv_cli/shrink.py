@@ -14,7 +14,7 @@ from dropkv.hub.fetch import parts
 from dropkv_cli.interrupts import import_torch
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import flag, json_option, refuse_pipe
-from dropkv_cli.output import compared, complain, json_line, say, size
+from dropkv_cli.output import compared, complain, failure_keys, json_line, say, size
 from dropkv_cli.targets import Target, check_path, make_folder, plan_targets
 from formats import read_header
 from formats.errors import FormatError, show_path
@@ -66,7 +66,7 @@ def command(files: tuple[str, ...], output: str | None, budget: float | int | No
             text = str(error)
             complain(text if target.shown in text else f"{target.shown}: {text}")
             if as_json:
-                json_line(_names(target) | {"error": text})
+                json_line(_names(target) | failure_keys(text))
     return 1 if failures else 0
 
 

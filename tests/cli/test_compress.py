@@ -154,7 +154,7 @@ def test_a_folder_takes_one_file_per_document_and_failures_do_not_stop_the_rest(
     assert set(bad) == {str(tmp_path / name) for name in ("empty.txt", "missing.txt", "long.txt", "taken.txt")}
     assert bad[str(tmp_path / "long.txt")]["file"] == str(out / "long.kv")
     assert "512 positions" in bad[str(tmp_path / "long.txt")]["error"]
-    assert all(set(record) == {"file", "document", "error"} for record in bad.values())
+    assert all(set(record) == {"file", "document", "error", "exit"} for record in bad.values())
     assert sorted(path.name for path in out.iterdir()) == ["one.kv", "taken.kv", "two.kv"]
     assert (out / "taken.kv").read_bytes() == b"precious"
     lines = result.err.splitlines()

@@ -134,7 +134,7 @@ def test_several_files_go_into_a_folder(dropkv: Dropkv, kv: Path, tmp_path: Path
     first, second, third = result.records
     assert first["file"] == str(folder / "harbour.kv") and third["file"] == str(folder / "other.kv")
     assert second == {
-        "file": str(folder / "missing.kv"), "source": str(missing), "error": f"{missing}: no such file; check the name"
+        "file": str(folder / "missing.kv"), "source": str(missing), "error": f"{missing}: no such file; check the name", "exit": 1
     }  # fmt: skip
     assert sorted(os.listdir(folder)) == ["harbour.kv", "other.kv"]
     assert (folder / "harbour.kv").read_bytes() == (folder / "other.kv").read_bytes()
