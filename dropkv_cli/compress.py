@@ -210,7 +210,7 @@ def _load(name: str, revision: str | None, dtype: str, device: str, dry_run: boo
     waiting(f"loading {name} ...")
     from dropkv.models import load_model
 
-    return load_model(name, revision=revision, dtype=dtype, device=device)
+    return load_model(name, revision=revision, dtype=dtype, device=device, note=say)
 
 
 def _readable(targets: list[Target], job: Job) -> tuple[list[tuple[Target, Document]], int]:

@@ -242,7 +242,7 @@ def _open(
 
     opened = open_file(file, budget=budget)
     started = time.perf_counter()
-    loaded = load_for(opened.header, model, revision=revision, dtype=dtype, device=device)
+    loaded = load_for(opened.header, model, revision=revision, dtype=dtype, device=device, note=say)
     seconds = time.perf_counter() - started
     return opened.with_model(loaded, allow_mismatch=allow_mismatch), seconds
 

@@ -34,9 +34,7 @@ def json_names(command: click.Command, arguments: Sequence[str]) -> dict[str, An
         if isinstance(parameter, click.Argument) and parameter.name is not None and parameter.nargs == 1
     }
     questions: Sequence[str] = given.get("questions") or ()
-    if len(questions) == 1 and not questions[0].startswith(
-        "-"
-    ):  # - is standard input, any other an option that there is not
+    if len(questions) == 1 and questions[0][:1] != "-":  # which is standard input, or begins an option that is none
         names["question"] = questions[0]
     return {name: value for name, value in names.items() if value is not None}
 

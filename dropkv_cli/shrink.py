@@ -15,7 +15,7 @@ from dropkv_cli.interrupts import import_torch
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import flag, json_option, refuse_pipe
 from dropkv_cli.output import compared, complain, failure_keys, json_line, say, size
-from dropkv_cli.targets import Target, check_path, make_folder, plan_targets
+from dropkv_cli.targets import Target, check_path, make_folder, plan_targets, refuse_rivals
 from formats import read_header
 from formats.errors import FormatError, show_path
 
@@ -72,6 +72,7 @@ def command(files: tuple[str, ...], output: str | None, budget: float | int | No
 
 def _one(target: Target, output: str, budget: float | int, force: bool, as_json: bool) -> None:
     assert target.path is not None
+    refuse_rivals(target)
     check_path(target.path, force=force, new_folder=output.endswith(os.sep))
     started = time.perf_counter()
     place = parts(target.document, Hub(note=say))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dropkv.errors import DropkvError, UsageError
@@ -18,10 +19,14 @@ TEXTS = (".txt", ".text", ".md", ".markdown")  # what is taken of a folder of do
 
 @dataclass(frozen=True)
 class Target:
-    """One document and the file it becomes (no path on a dry run without -o)."""
+    """One document and the file it becomes (no path on a dry run without -o).
+
+    rivals: the other documents that would become the same file; with any, this one cannot be written.
+    """
 
     document: str
     path: Path | None
+    rivals: tuple[str, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -41,8 +46,9 @@ def plan_targets(names: Sequence[str], output: str | None, noun: str = "document
     documents = list(names)
     if noun == "document":
         documents = [document for name in names for document in (_texts_in(name) if os.path.isdir(name) else [name])]
-    if len(set(documents)) < len(documents):
-        raise UsageError(f"a {noun} is given twice: name each one once")
+    twice = next((name for name, times in Counter(documents).items() if times > 1), None)
+    if twice is not None:
+        raise UsageError(f"the {noun} {show_path(twice)} is given twice: name each one once")
     if output is None:
         return [Target(document, None) for document in documents]
     if not output:
@@ -61,13 +67,10 @@ def plan_targets(names: Sequence[str], output: str | None, noun: str = "document
         _check_length(folder)
         _refuse_below_file(folder, folder)
     targets = [Target(document, folder / (_stem(document) + SUFFIX)) for document in documents]
-    taken: dict[Path | None, Target] = {}
+    claims = defaultdict(list)
     for target in targets:
-        other = taken.setdefault(target.path, target)
-        if other is not target:
-            both = f"{other.shown} and {target.shown}"
-            raise UsageError(f"{both} would both become {show_path(str(target.path))}: do one of them apart")
-    return targets
+        claims[target.path].append(target.document)
+    return [replace(one, rivals=tuple(name for name in claims[one.path] if name != one.document)) for one in targets]
 
 
 def make_folder(output: str) -> None:
@@ -90,9 +93,20 @@ def check_target(target: Target, *, force: bool, new_folder: bool = False) -> No
     path = target.path
     if path is None:
         return
+    refuse_rivals(target)
     if target.document != STDIN and _same(Path(target.document), path):
         raise UsageError(f"{show_path(path)} is the document itself: choose another name with -o")
     check_path(path, force=force, new_folder=new_folder)
+
+
+def refuse_rivals(target: Target) -> None:
+    """Raise DropkvError for a document whose file is another's, too: neither name would say which of them it holds."""
+    if target.rivals:
+        others = f"{show_path(target.rivals[0])}{' and others' if len(target.rivals) > 1 else ''}"
+        path = show_path(target.path or "")
+        raise DropkvError(
+            f"{target.shown}: would become {path}, as {others} would: do it apart, with -o and a name of its own"
+        )
 
 
 def check_path(path: Path, *, force: bool, new_folder: bool = False) -> None:

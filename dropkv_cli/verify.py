@@ -69,7 +69,7 @@ def _check_identity(file: str, metadata: Metadata, name: str, dtype: str, device
     from dropkv.models import load_model
     from dropkv.prompts import Seam
 
-    model = load_model(name, revision=revision, dtype=dtype, device=device)
+    model = load_model(name, revision=revision, dtype=dtype, device=device, note=say)
     tokenizer = metadata.tokenizer
     seam = Seam.of(model.tokenizer, system=tokenizer.system, arguments=tokenizer.template_arguments, name=model.id)
     check(metadata, model, seam, path=file)

@@ -94,7 +94,7 @@ def command(
     from dropkv.bench.accuracy import run_accuracy
     from dropkv.models import load_model
 
-    loaded = load_model(chosen.model, revision=revision, dtype=dtype, device=device)
+    loaded = load_model(chosen.model, revision=revision, dtype=dtype, device=device, note=say)
     run_accuracy(loaded, chosen, results, say)
     lines = list(results.read())
     if as_json:

@@ -12,7 +12,7 @@ import click
 from dropkv.errors import UsageError
 from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, json_option, seed
-from dropkv_cli.output import json_line, result
+from dropkv_cli.output import json_line, result, say
 from dropkv_cli.progress import progress_bar, waiting
 from formats.errors import naming, show_path
 
@@ -83,7 +83,7 @@ def command(
     from dropkv.bench.theory import render_theory, theory_report
     from dropkv.models import load_model
 
-    loaded = load_model(model, revision=revision, dtype=dtype, device=device)
+    loaded = load_model(model, revision=revision, dtype=dtype, device=device, note=say)
     with progress_bar(text.name) as progress:
         lines = theory_report(
             loaded, text, budget=share, samples=samples, seed=seed, question=question, progress=progress
