@@ -233,6 +233,8 @@ def _note_unused(settings: CompressSettings) -> None:
     kind = settings.observe.partition(":")[0]
     if given("budget") and settings.method == "full":
         say("note: --budget is not used, --method full keeps everything")
+    if given("seed") and settings.method != "random":
+        say(f"note: --seed is not used with --method {settings.method}, only with random")
     if given("window") and kind not in ("tail", "question"):
         say(f"note: --window is not used with --observe {kind}, which has queries of its own")
     if given("chunk") and kind != "replay":

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from dropkv.errors import BudgetError, UsageError
 from dropkv.settings import ZSTD_LEVELS, check_budget
+from dropkv_cli.output import say
 from dropkv_cli.shells import offer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -34,6 +35,12 @@ def budget(text: object) -> float | int:
         )
     check_budget(number)
     return number
+
+
+def note_budget(number: float | int | None, tokens: int, shown: str) -> None:
+    """Say that a number of entries is more than a document has; shown: its name for messages."""
+    if isinstance(number, int) and number > tokens:
+        say(f"note: {shown} has {tokens:,} tokens, --budget {number:,} keeps everything")
 
 
 def seed(text: object) -> int:

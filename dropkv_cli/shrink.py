@@ -13,7 +13,7 @@ from dropkv.hub.client import Hub
 from dropkv.hub.fetch import parts
 from dropkv_cli.interrupts import import_torch
 from dropkv_cli.options import budget as budget_number
-from dropkv_cli.options import flag, json_option, refuse_pipe
+from dropkv_cli.options import flag, json_option, note_budget, refuse_pipe
 from dropkv_cli.output import compared, complain, failure_keys, json_line, say, size
 from dropkv_cli.targets import Target, check_path, make_folder, plan_targets, refuse_rivals
 from formats import read_header
@@ -82,6 +82,7 @@ def _one(target: Target, output: str, budget: float | int, force: bool, as_json:
 
     make_folder(output)
     report = shrink(place, budget, target.path, overwrite=force)
+    note_budget(budget, report.metadata.document.tokens, target.shown)
     _print(target, report, time.perf_counter() - started, as_json)
 
 

@@ -9,9 +9,10 @@ import click
 from dropkv.hub.client import Hub
 from dropkv.hub.fetch import whole
 from dropkv_cli.interrupts import import_compiler, import_torch
-from dropkv_cli.options import device_options, json_option, refuse_pipe
+from dropkv_cli.options import device_options, json_option, model_aliases, refuse_pipe
 from dropkv_cli.output import json_line, result, say, size
 from dropkv_cli.progress import waiting
+from dropkv_cli.shells import offer
 from formats import read_header, verify_file
 from formats.errors import show_path
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     default=None,
     show_default="the file alone is checked",
     metavar="MODEL",
+    shell_complete=offer(names=model_aliases, files=True),
     help="Load this model and compare its weights, tokenizer and template with those of the file.",
 )
 @device_options

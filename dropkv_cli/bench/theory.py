@@ -11,9 +11,10 @@ import click
 
 from dropkv.errors import UsageError
 from dropkv_cli.interrupts import import_compiler
-from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, json_option, seed
+from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, json_option, model_aliases, seed
 from dropkv_cli.output import json_line, result, say
 from dropkv_cli.progress import progress_bar, waiting
+from dropkv_cli.shells import offer
 from formats.errors import naming, show_path
 
 
@@ -53,7 +54,12 @@ from formats.errors import naming, show_path
     help="Folder of results to add the lines to; the same run is replaced.",
 )
 @click.option(
-    "--model", default=DEFAULT_MODEL, show_default=True, metavar="MODEL", help="Alias, Hub id or local folder."
+    "--model",
+    default=DEFAULT_MODEL,
+    show_default=True,
+    metavar="MODEL",
+    shell_complete=offer(names=model_aliases, files=True),
+    help="Alias, Hub id or local folder.",
 )
 @device_options
 @json_option
