@@ -99,6 +99,10 @@ def find_checkpoint(
     check: called with the folder as soon as a Hub model's config is there, before gigabytes of weights are fetched.
     Raises ModelError when they cannot be had, UsageError for a revision of what has none.
     """
+    if not name:
+        raise UsageError("the model has an empty name: name one (`dropkv models` lists aliases), or leave --model out")
+    if revision == "":
+        raise UsageError("the revision has an empty name: name a branch, tag or commit, or leave --revision out")
     if name in HUB_ALIASES:
         return _on_hub(HUB_ALIASES[name], revision, check, weights)
     path = Path(name).expanduser()

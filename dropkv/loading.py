@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dropkv import gguf_cache
 from dropkv.checkpoints import Checkpoint
-from dropkv.errors import ModelError
+from dropkv.errors import MORE_MEMORY, ModelError, out_of_memory
 from dropkv.quiet import quiet
 
 if TYPE_CHECKING:
@@ -193,6 +193,8 @@ def _tokenizer(folder: Path, gguf: str | None, checkpoint: Checkpoint) -> Any:
     try:
         tokenizer = maker.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **_gguf(gguf))
     except Exception as error:
+        if out_of_memory(error):
+            raise
         raise ModelError(
             f"{name}: its tokenizer cannot be loaded ({_first_line(error)}); put tokenizer.json beside its config.json"
         ) from error
@@ -231,6 +233,8 @@ def _naming(name: str, quantized: str | None = None) -> Iterator[None]:
             raise ModelError(
                 f"{name}: does not fit into the GPU's memory; use --device cpu or a smaller model"
             ) from error
+        if out_of_memory(error):
+            raise ModelError(f"{name}: does not fit into memory; {MORE_MEMORY}") from error
         if quantized is not None:
             raise ModelError(
                 f"{name}: its quantised weights ({quantized}) cannot be loaded here ({_first_line(error)}); "

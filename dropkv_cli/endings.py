@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 import click
 
-from dropkv.errors import DropkvError
+from dropkv.errors import MORE_MEMORY, DropkvError, out_of_memory
 from dropkv_cli.main import interrupted
 from dropkv_cli.output import complain, failure_keys, json_line
 from formats.errors import FormatError, show_path
@@ -57,9 +57,9 @@ def guarded(
 
     def failed(line: str, code: int) -> int:
         complain(line)
-        about = names()
-        if about is not None:
-            with contextlib.suppress(OSError):  # the line that people read is out
+        with contextlib.suppress(Exception):  # such as no memory for this either; the line that people read is out
+            about = names()
+            if about is not None:
                 json_line(about | failure_keys(line, code))
         return code
 
@@ -102,8 +102,10 @@ def failure(error: Exception) -> str:
     text = str(error)
     if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported for its name alone
         return "the GPU ran out of memory: use --device cpu, a smaller model or a shorter document"
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text):
-        return "out of memory: use a smaller model, a shorter document, or --dtype bfloat16"
+    if "can't start new thread" in text:
+        return "no thread can be started: close other programs, or raise the limits on memory and processes (`ulimit -v -u`)"
+    if out_of_memory(error):
+        return f"out of memory: {MORE_MEMORY} or a shorter document"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     what = f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
     return f"unexpected {what}; run it again with DROPKV_DEBUG=1 for details and report them"

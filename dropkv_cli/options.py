@@ -80,6 +80,12 @@ def model_aliases() -> list[str]:
     return [row.alias for row in catalogue()]
 
 
+def refuse_empty(value: str | None, what: str, advice: str) -> None:
+    """Raise UsageError for an option or argument that is there and empty, as an unset variable of a script leaves it."""
+    if value == "":
+        raise UsageError(f"{what} is empty: {advice}")
+
+
 def refuse_pipe(file: str) -> None:
     """Raise UsageError for "-": a .kv file is read in pieces, in any order. Nor is there a file without a name."""
     if not file:

@@ -10,7 +10,7 @@ import click
 
 from dropkv.errors import UsageError
 from dropkv_cli.interrupts import import_torch
-from dropkv_cli.options import flag, json_option, refuse_pipe
+from dropkv_cli.options import flag, json_option, refuse_empty, refuse_pipe
 from dropkv_cli.output import complain, json_line, result, say, size
 from formats import read_header
 from formats.errors import printable, show_path
@@ -56,6 +56,7 @@ def command(
     from dropkv.hub.push import prepare, push, target_of
 
     refuse_pipe(file)
+    refuse_empty(repository, "the repository", "write NAMESPACE/NAME")
     address = target_of(repository, file, name)
     if licence is not None:
         licence = _check_licence(licence)

@@ -18,7 +18,16 @@ from dropkv.settings import Sampling
 from dropkv.transcripts import check_head, read_lines
 from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import budget as budget_number
-from dropkv_cli.options import device_options, flag, given, json_option, model_aliases, note_budget, refuse_pipe
+from dropkv_cli.options import (
+    device_options,
+    flag,
+    given,
+    json_option,
+    model_aliases,
+    note_budget,
+    refuse_empty,
+    refuse_pipe,
+)
 from dropkv_cli.options import seed as seed_number
 from dropkv_cli.output import complain, failure_keys, harmless, json_line, one_line, say, size
 from dropkv_cli.progress import waiting
@@ -132,6 +141,8 @@ def command(
     or the end of its context did.
     """
     refuse_pipe(file)
+    refuse_empty(questions_file, "-f", "name a file with one question a line, or - for standard input")
+    refuse_empty(resume, "--resume", "name a file that /save NAME.jsonl wrote, or leave it out")
     _refuse_files(questions)
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
     unused = [f"--{name}" for name in ("top-p", "seed") if given(name.replace("-", "_"))]

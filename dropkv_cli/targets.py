@@ -53,6 +53,11 @@ def plan_targets(names: Sequence[str], output: str | None, noun: str = "document
         return [Target(document, None) for document in documents]
     if not output:
         raise UsageError("-o is empty: name a file such as book.kv, or a folder")
+    if "://" in output:
+        address = show_path(output)
+        raise UsageError(
+            f"-o {address} is an address: write a file of this machine, then `dropkv push FILE NAMESPACE/NAME`"
+        )
     if output == STDOUT:
         raise UsageError("a .kv file cannot go to a pipe: name a file with -o, or ./- for a file of that name")
     folder = Path(output)
@@ -95,6 +100,10 @@ def check_target(target: Target, *, force: bool, new_folder: bool = False) -> No
         return
     refuse_rivals(target)
     if target.document != STDIN and _same(Path(target.document), path):
+        if path.suffix == SUFFIX:
+            raise UsageError(
+                f"{show_path(path)} is a .kv file already: ask it with `dropkv query`, or `dropkv shrink` it"
+            )
         raise UsageError(f"{show_path(path)} is the document itself: choose another name with -o")
     check_path(path, force=force, new_folder=new_folder)
 
@@ -120,12 +129,12 @@ def check_path(path: Path, *, force: bool, new_folder: bool = False) -> None:
             raise _refused(ExistingFile("exists already"), shown)
     parent = path.parent
     if not parent.is_dir() and new_folder:
+        _try_folder(shown, next(place for place in parent.parents if place.is_dir()))
         return
     if not parent.is_dir():
         _refuse_below_file(path, parent)
         raise DropkvError(f"{shown}: its folder does not exist, make it first: mkdir -p {show_path(parent)}")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise DropkvError(f"{shown}: the folder {show_path(parent)} is not writable, choose another one with -o")
+    _try_folder(shown, parent)
 
 
 def _texts_in(folder: str) -> list[str]:
@@ -139,6 +148,22 @@ def _texts_in(folder: str) -> list[str]:
         kinds = f"{', '.join(TEXTS[:-1])} or {TEXTS[-1]}"
         raise DropkvError(f"{show_path(folder)}: no {kinds} file lies in this folder, name the documents one by one")
     return texts
+
+
+def _try_folder(shown: str, folder: Path) -> None:
+    """Raise DropkvError where no file can be made in a folder; one without a name is, as permissions do not tell of all that forbids it."""
+    from tempfile import TemporaryFile
+
+    try:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower() if error.errno != errno.ENOENT else "no file can be made in it"
+        raise DropkvError(
+            f"{shown}: the folder {show_path(folder)} is not writable ({reason}), choose another one with -o"
+        ) from None
 
 
 def _check_length(path: Path) -> None:

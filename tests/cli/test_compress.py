@@ -246,7 +246,7 @@ def test_any_failure_of_one_document_leaves_the_others_alone(
     result = dropkv("compress", tmp_path, "-o", tmp_path, "--model", model, *SETTINGS)
     assert (result.code, (tmp_path / "plain.kv").exists()) == (1, True)
     lines = [line for line in result.err.splitlines() if line.startswith("dropkv: ")]
-    assert "huge.txt: out of memory: use a smaller model" in lines[0]
+    assert "huge.txt: out of memory: close other programs" in lines[0]
     assert "odd.txt: unexpected ValueError: odd; run it again with DROPKV_DEBUG=1" in lines[1] and len(lines) == 2
 
 
