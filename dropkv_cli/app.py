@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,7 @@ from dropkv_cli.endings import guarded
 from dropkv_cli.output import safe_streams, say
 from dropkv_cli.shells import complete_files
 from dropkv_cli.variables import blamed, give_variables, misspelt
+from formats.errors import printable
 
 PROGRAM = "dropkv"
 COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"  # set while a shell asks what the Tab key may offer
@@ -43,7 +45,11 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a verb's module; an unknown verb is a usage error that names them all."""
         if cmd_name not in VERBS:
-            return None if ctx.resilient_parsing else ctx.fail(f"no such command {cmd_name!r}: use {', '.join(VERBS)}")
+            if ctx.resilient_parsing:
+                return None
+            near = get_close_matches(cmd_name.lower(), VERBS, 1)
+            advice = f"did you mean {near[0]}?" if near else f"use {', '.join(VERBS)}"
+            ctx.fail(f"no such command {printable(repr(cmd_name), 80)}: {advice}")
         return find_command(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -29,6 +29,10 @@ def budget(text: object) -> float | int:
         number: float | int = int(digits)
     elif re.fullmatch(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)", digits):
         number = float(digits)
+    elif share := re.fullmatch(r"([0-9]{1,3}(\.[0-9]*)?) ?%", digits):
+        raise BudgetError(f"budget {digits!r}: write a share with a decimal point, --budget {float(share[1]) / 100:.4}")
+    elif re.fullmatch(r"[0-9]{19,}", digits):
+        raise BudgetError(f"budget {digits[:40]} is more than any document has: use 1.0 to keep everything")
     else:
         raise BudgetError(
             f"budget {digits!r} is no number: use a fraction such as 0.05 or a whole number of entries such as 2048"
@@ -47,7 +51,7 @@ def seed(text: object) -> int:
     """A seed as written. Raises UsageError for what is no whole number from 0 on."""
     digits = str(text).strip()
     if not re.fullmatch(r"[0-9]{1,18}", digits):
-        raise UsageError(f"seed {digits!r} is no seed: use a whole number from 0 on")
+        raise UsageError(f"seed {digits!r} is no seed: use a whole number from 0 on, of at most 18 digits")
     return int(digits)
 
 

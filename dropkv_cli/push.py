@@ -52,11 +52,13 @@ def command(
     The repository is made if it is not there, and is private unless --public is given. File and card are one commit; a file of
     that name is replaced, its former state stays under its own commit. Log in first with `hf auth login`.
     """
+    from dropkv.hub.address import refuse_web_address
     from dropkv.hub.client import Hub
     from dropkv.hub.push import prepare, push, target_of
 
     refuse_pipe(file)
     refuse_empty(repository, "the repository", "write NAMESPACE/NAME")
+    refuse_web_address(repository)
     address = target_of(repository, file, name)
     if licence is not None:
         licence = _check_licence(licence)

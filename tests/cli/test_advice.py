@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dropkv.checkpoints import find_checkpoint
 from dropkv.errors import ModelError, out_of_memory
 from dropkv_cli.endings import failure, guarded
 from tests.cli.conftest import Dropkv
@@ -113,3 +114,12 @@ def test_what_fails_after_a_failure_hides_nothing(capsys: pytest.CaptureFixture[
 def test_a_kv_file_of_any_name_is_no_document(dropkv: Dropkv, kv: Path, tmp_path: Path) -> None:
     text = shutil.copy(kv, tmp_path / "book.txt")
     dropkv("compress", text, "-o", tmp_path / "a.kv").failed_with(1, "book.txt: is a .kv file, which holds a document")
+
+
+def test_a_model_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("dropkv.checkpoints._in_folder", locked)
+    with pytest.raises(ModelError, match=f"^{tmp_path}: cannot be read .Permission denied.; check its permissions$"):
+        find_checkpoint(str(tmp_path))

@@ -33,7 +33,7 @@ from tests.cli.conftest import ROOT, Dropkv, start_dropkv
         ("1.5", "1.5 is no fraction"),
         ("nan", "'nan' is no number"),
         ("1e-2", "'1e-2' is no number"),
-        ("5%", "'5%' is no number"),
+        ("5%", "--budget 0.05"),
         ("", "'' is no number"),
     ],
 )
@@ -84,6 +84,13 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["compress", "{doc}", "-o", "a.kv", "--system", "caf\udce9"], ["--system is no valid UTF-8"]),
         (["completion", "csh"], ["'csh'", "bash", "zsh", "fish"]),
         (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify"]),
+        (["Compres", "a.txt"], ["no such command 'Compres': did you mean compress?"]),
+        (["compress", "{doc}", "-o", "a.kv", "--budget", "12.5%"], ["budget '12.5%': write a share", "--budget 0.125"]),
+        (["compress", "{doc}", "-o", "a.kv", "--budget", "9" * 30], ["is more than any document has: use 1.0"]),
+        (["compress", "{doc}", "-o", "a.kv", "--window", "9" * 20], ["count tokens: use at most 1,073,741,824"]),
+        (["compress", "{doc}", "-o", "a.kv", "--pool", "9" * 20], ["count tokens: use at most 1,073,741,824"]),
+        (["query", "a.kv", "who?", "--seed", "9" * 20], ["from 0 on, of at most 18 digits"]),
+        (["push", "a.kv", "https://huggingface.co/me/books"], ["https://huggingface.co/me/books: is a web address"]),
     ],
 )
 def test_usage_errors_take_one_line_and_exit_2(
