@@ -56,3 +56,10 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, Exception) and any(words in str(error) for words in NO_MEMORY)
+
+
+def no_text(value: object) -> str:
+    """What to say of a value that stands where text was expected."""
+    if isinstance(value, bytes | bytearray):
+        return "bytes, not text: decode it first, .decode()"
+    return f"of type {type(value).__name__}, not text: give a str"

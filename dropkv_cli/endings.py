@@ -17,7 +17,7 @@ import click
 from dropkv.errors import MORE_MEMORY, DropkvError, out_of_memory
 from dropkv_cli.main import interrupted
 from dropkv_cli.output import complain, failure_keys, json_line
-from formats.errors import FormatError, show_path
+from formats.errors import ExistingFile, FormatError, show_path
 
 
 class CtrlC:
@@ -78,7 +78,7 @@ def guarded(
         return failed(_usage(error, arguments), error.exit_code)
     except (DropkvError, FormatError) as error:
         _trace()
-        return failed(str(error), error.exit_code)
+        return failed(_advised(error), error.exit_code)
     except BrokenPipeError:
         _forget_output()
         return 1
@@ -96,7 +96,7 @@ def guarded(
 def failure(error: Exception) -> str:
     """What to say of an error that ends one piece of work; nothing where standard output has failed, which ends all of it."""
     if isinstance(error, DropkvError | FormatError):
-        return str(error)
+        return _advised(error)
     if _passed_output(error):
         return ""
     text = str(error)
@@ -109,6 +109,13 @@ def failure(error: Exception) -> str:
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     what = f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
     return f"unexpected {what}; run it again with DROPKV_DEBUG=1 for details and report them"
+
+
+def _advised(error: DropkvError | FormatError) -> str:
+    """The line of an error, with the options of the command line where the library names its arguments."""
+    if isinstance(error, ExistingFile) and error.fix == ExistingFile.default_fix:
+        error.fix = "choose another name with -o, or replace it with --force"
+    return str(error)
 
 
 def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import click
 from dropkv.errors import QuestionError, UsageError
 from dropkv.hub.address import is_address
 from dropkv.hub.client import Hub
-from dropkv.hub.fetch import parts, whole
+from dropkv.hub.fetch import for_questions
 from dropkv.settings import Sampling
 from dropkv.transcripts import check_head, read_lines
 from dropkv_cli.interrupts import import_compiler
@@ -134,7 +134,7 @@ def command(
     Each question is answered as if it were the only one, unless --chat is given. Answers go to standard output, an
     empty line between two. A QUESTION of - reads questions from standard input, one a line. With no question on a terminal
     a prompt opens, which an empty line or Ctrl-D ends, and where Ctrl-C stops an answer. /help lists its commands: with
-    --chat, /save FILE keeps the conversation.
+    --chat, /save FILE keeps the conversation. A --chat obeys them among other questions too; // asks what starts with /.
 
     With --json, seconds.load is the loading of the file (not of the model), seconds.first_token and seconds.total are
     counted from the question on, and stopped is true when the model ended the answer itself, false when the token limit
@@ -159,7 +159,7 @@ def command(
     if not asked and not sys.stdin.isatty():
         raise UsageError("no question: give one in quotes after the file, or read them from standard input with -f -")
     transcript = [] if resume is None else read_lines(resume)
-    place = (whole if budget is None else parts)(file, Hub(note=say))
+    place = for_questions(file, budget, Hub(note=say))
     header = read_header(place)  # what is no KV file is refused before torch is imported
     if resume is not None:
         check_head(transcript[0], header.metadata, resume)
@@ -176,7 +176,7 @@ def command(
     if resume is not None:
         asker.resume(resume)
     code = max(asker.ask_all(good, alone=len(asked) == 1), 1 if bad else 0)
-    if not asked or (chat and asker.streaming and sys.stdin.isatty()):
+    if not asker.ended and (not asked or (chat and asker.streaming and sys.stdin.isatty())):
         asker.prompt()
     return code
 

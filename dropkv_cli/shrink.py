@@ -11,6 +11,7 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.hub.client import Hub
 from dropkv.hub.fetch import parts
+from dropkv_cli.endings import failure
 from dropkv_cli.interrupts import import_torch
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import flag, json_option, note_budget, refuse_pipe
@@ -63,7 +64,7 @@ def command(files: tuple[str, ...], output: str | None, budget: float | int | No
             if len(files) == 1:
                 raise
             failures += 1
-            text = str(error)
+            text = failure(error)
             complain(text if target.shown in text else f"{target.shown}: {text}")
             if as_json:
                 json_line(_names(target) | failure_keys(text))

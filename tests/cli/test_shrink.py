@@ -140,6 +140,10 @@ def test_several_files_go_into_a_folder(dropkv: Dropkv, kv: Path, tmp_path: Path
     assert (folder / "harbour.kv").read_bytes() == (folder / "other.kv").read_bytes()
     (tmp_path / "far").mkdir()
     rival = shutil.copy(kv, tmp_path / "far" / "harbour.kv")
+    there = dropkv("shrink", kv, other, "-o", folder, "--budget", "0.3").err.splitlines()
+    assert len(there) == 2 and all(
+        line.endswith("choose another name with -o, or replace it with --force") for line in there
+    )
     done = dropkv("shrink", kv, rival, other, "-o", folder, "--budget", "0.3", "--force")
     assert done.code == 1 and f"{kv}: would become {folder}/harbour.kv, as {rival} would" in done.err
     assert (folder / "harbour.kv").stat().st_size > (folder / "other.kv").stat().st_size

@@ -85,7 +85,10 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["completion", "csh"], ["'csh'", "bash", "zsh", "fish"]),
         (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify"]),
         (["Compres", "a.txt"], ["no such command 'Compres': did you mean compress?"]),
-        (["compress", "{doc}", "-o", "a.kv", "--budget", "12.5%"], ["budget '12.5%': write a share", "--budget 0.125"]),
+        (
+            ["compress", "{doc}", "-o", "a.kv", "--budget", "12.5%"],
+            ["budget '12.5%' is no number: write a share", "--budget 0.125"],
+        ),
         (["compress", "{doc}", "-o", "a.kv", "--budget", "9" * 30], ["is more than any document has: use 1.0"]),
         (["compress", "{doc}", "-o", "a.kv", "--window", "9" * 20], ["count tokens: use at most 1,073,741,824"]),
         (["compress", "{doc}", "-o", "a.kv", "--pool", "9" * 20], ["count tokens: use at most 1,073,741,824"]),
