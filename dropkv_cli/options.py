@@ -31,7 +31,7 @@ def budget(text: object) -> float | int:
         number = float(digits)
     elif share := re.fullmatch(r"([0-9]{1,3}(\.[0-9]*)?) ?%", digits):
         raise BudgetError(
-            f"budget {digits!r} is no number: write a share with a decimal point, --budget {float(share[1]) / 100:.4}"
+            f"budget {digits!r} is no number: write a share with a decimal point, --budget {float(share[1]) / 100:.4} (a number such as 2048 is one of entries)"
         )
     elif re.fullmatch(r"[0-9]{19,}", digits):
         raise BudgetError(f"budget {digits[:40]} is more than any document has: use 1.0 to keep everything")
