@@ -30,9 +30,8 @@ def budget(text: object) -> float | int:
     elif re.fullmatch(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)", digits):
         number = float(digits)
     elif share := re.fullmatch(r"([0-9]{1,3}(\.[0-9]*)?) ?%", digits):
-        raise BudgetError(
-            f"budget {digits!r} is no number: write a share with a decimal point, --budget {float(share[1]) / 100:.4} (a number such as 2048 is one of entries)"
-        )
+        written = f"--budget {float(share[1]) / 100:.4} (a number such as 2048 is one of entries)"
+        raise BudgetError(f"budget {digits!r} is no number: write a share with a decimal point, {written}")
     elif re.fullmatch(r"[0-9]{19,}", digits):
         raise BudgetError(f"budget {digits[:40]} is more than any document has: use 1.0 to keep everything")
     else:
