@@ -71,7 +71,7 @@ def gather_on_gpu(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEn
     dense = k.stride(-1) == 1 and v.stride(-1) == 1
     if not k.is_cuda or scores.dtype != torch.float32 or not dense or not len(chosen.positions) or not _works(k):
         return None
-    from dropkv.kernels.window_select import gather_entries
+    from dropkv.kernels.window_gather import gather_entries
 
     with _on(k):
         return gather_entries(k, v, chosen, scores)

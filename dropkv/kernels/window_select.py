@@ -1,4 +1,4 @@
-"""The kept entries of a layer from its scores, on the GPU, without a sort of all of them (Triton). Twin: `dropkv.budgets.select`, `keeper.take`.
+"""The kept entries of a layer from its scores, on the GPU, without a sort of all of them (Triton). Twin: `dropkv.budgets.select`.
 
 Every entry has one 64-bit key, pooled score above unpooled score, both as integers of the same order. The threshold of a budget rule is
 searched digit by digit: each pass counts the entries under the digits so far by their next one. Head-adaptive budgets are such a search as
@@ -12,7 +12,6 @@ Max pooling happens while scores are read; no pooled copy exists.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 import torch
@@ -21,19 +20,14 @@ import triton.language as tl
 from torch import Tensor
 
 from dropkv.budgets import Kept, floor_of
-from formats import LayerEntries
+from dropkv.kernels.window_sort import sort_and_cut
 
 PASSES = tl.constexpr(8)
 PHASES = 10  # the passes, then counting and compaction where ties are too many
-HEADER = tl.constexpr(
-    64
-)  # counters before the histograms: one a phase for programs to meet at, and the phase that compacted
+# Counters before the histograms: one a phase, for programs to meet at, and last the phase that compacted.
+HEADER = tl.constexpr(64)
 SPARE = 4096  # entries beside an eighth of the kept ones that may be sorted for nothing
-SORTED = 256  # entries of a sorted tile
-MINE = 64  # of them, those that one program ranks
-MERGED = 16  # tiles that an entry is looked up in at once
 EVERY = tl.constexpr(2147483647)
-ALPHA_SHIFT = tl.constexpr(1 << 62)  # what makes any share's bits a 64-bit argument
 FORCED = tl.constexpr(2147483647)  # above the key of any number
 
 
@@ -83,26 +77,9 @@ def select_entries(
             ONE=programs >= tiles, TOGETHER=together, num_warps=max(4, min(16, block // 512)),
             **({"launch_cooperative_grid": True} if together else {}),
         )  # fmt: skip
-    cut = {"SIZE": SORTED, "HP": wide, "num_warps": 4}
-    parts = triton.cdiv(spare, SORTED) + heads
-    _sort_tiles[(parts * (SORTED // MINE),)](
-        keys, lines, offsets, heads, spare, MINE=MINE, WIDTH=min(32, SORTED), **cut
+    positions, admit = sort_and_cut(
+        keys, lines, offsets, counts, kept=count, n=n, forced=len(always), alpha=alpha if adaptive else None
     )
-    positions = torch.empty(total, dtype=torch.int64, device=device)
-    admit = torch.empty(total, dtype=torch.int64, device=device)
-    _merge_tiles[(parts * (SORTED // MINE),)](
-        keys, lines, positions, admit, offsets, heads, spare, count, ADAPTIVE=adaptive, LEVELS=SORTED.bit_length(), WIDTH=MERGED,
-        MINE=MINE, maxnreg=72, **cut,
-    )  # fmt: skip
-    if adaptive:
-        bits = int.from_bytes(struct.pack(">d", alpha), "big")  # a number given to a kernel would be a float32
-        _admit[(triton.cdiv(spare, 32),)](
-            keys, lines, counts, offsets, bits + ALPHA_SHIFT.value, heads, spare, count, len(always), (count + 1).bit_length(),
-            (min(n, spare).bit_length() + 1) // 2, MINE=32, HP=wide, num_warps=1,
-        )  # fmt: skip
-        _emit[(triton.cdiv(spare, 256),)](
-            lines, positions, admit, counts, offsets, heads, spare, MINE=256, HP=wide, num_warps=4
-        )
     return Kept(positions, admit, counts)
 
 
@@ -117,29 +94,6 @@ def _grid(scores: Tensor) -> tuple[int, int, bool]:
     programs = processors // heads
     block = min(8192, max(1024, int(triton.next_power_of_2(triton.cdiv(n, programs)))))
     return block, min(programs, triton.cdiv(n, block)), True
-
-
-def gather_entries(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEntries:
-    """The chosen entries of k [kv_heads, n, d_k] and v [kv_heads, n, d_v], whose last dimension is dense, with their scores float32."""
-    heads, _, d = k.shape
-    d_v, total = v.shape[-1], len(chosen.positions)
-    scores = scores.contiguous()
-    entries = LayerEntries(
-        keys=k.new_empty((total, d)),
-        values=v.new_empty((total, d_v)),
-        offsets=torch.empty(heads + 1, dtype=torch.int32, device=k.device),
-        positions=torch.empty(total, dtype=torch.int32, device=k.device),
-        admit=torch.empty(total, dtype=torch.int32, device=k.device),
-        scores=torch.empty(total, dtype=torch.float32, device=k.device),
-    )
-    rows = 16
-    _gather[(triton.cdiv(total, rows),)](
-        k, v, scores, chosen.positions, chosen.admit, chosen.counts, entries.offsets, entries.keys, entries.values, entries.positions,
-        entries.admit, entries.scores, k.stride(0), k.stride(1), v.stride(0), v.stride(1), scores.shape[1], heads, total,
-        ROWS=rows, D=d, DV=d_v, BD=triton.next_power_of_2(d), BDV=triton.next_power_of_2(d_v), HP=triton.next_power_of_2(heads),
-        num_warps=4,
-    )  # fmt: skip
-    return entries
 
 
 def _ends(always: set[int], n: int) -> tuple[int, int] | None:
@@ -432,187 +386,3 @@ def _compact(ABOVE, OFFSETS, KEYS, LINES, keys, lines, n, limit, needed, head, h
     slots = slot + tl.cumsum(taken, 0) - taken
     tl.store(KEYS + slots, keys, mask=keep)
     tl.store(LINES + slots, lines, mask=keep)
-
-
-@triton.jit
-def _tile_head(OFFSETS, tile, heads, SIZE: tl.constexpr, HP: tl.constexpr):
-    """Which head a tile belongs to, where the tile begins and where its head does and ends; beyond the last tile: beginning = end."""
-    head = tl.arange(0, HP)
-    real = head < heads
-    begin = tl.load(OFFSETS + head, mask=real, other=0)
-    end = tl.load(OFFSETS + head + 1, mask=real, other=0)
-    tiles = (end - begin + SIZE - 1) // SIZE
-    up_to = tl.cumsum(tiles, 0)
-    own = tl.sum(((up_to <= tile) & real).to(tl.int32), 0)
-    before = tl.sum(tl.where(head < own, tiles, 0), 0)
-    mine = head == own
-    first, last = tl.sum(tl.where(mine, begin, 0), 0), tl.sum(tl.where(mine, end, 0), 0)
-    return first + (tile - before) * SIZE * (own < heads).to(tl.int32), first, last
-
-
-@triton.jit(do_not_specialize=["heads", "spare"])
-def _sort_tiles(
-    KEYS, LINES, OFFSETS, heads, spare, SIZE: tl.constexpr, MINE: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr
-):
-    """Each tile sorted by itself, behind the unsorted ones: an entry's place is the number of entries before it."""
-    tile, part = tl.program_id(0) // (SIZE // MINE), tl.program_id(0) % (SIZE // MINE)
-    start, _first, last = _tile_head(OFFSETS, tile, heads, SIZE, HP)
-    stop = tl.minimum(last, start + SIZE)
-    if start + part * MINE < stop:
-        line = start + part * MINE + tl.arange(0, MINE)
-        key = tl.load(KEYS + line, mask=line < stop, other=0)
-        place = tl.load(LINES + line, mask=line < stop, other=0)
-        ranks = tl.zeros([WIDTH, MINE], tl.int32)
-        for other in range(start, stop, WIDTH):
-            others = other + tl.arange(0, WIDTH)
-            their_key = tl.load(KEYS + others, mask=others < stop, other=0)[:, None]
-            their_place = tl.load(LINES + others, mask=others < stop, other=0)[:, None]
-            before = (their_key > key[None, :]) | ((their_key == key[None, :]) & (their_place < place[None, :]))
-            ranks += (before & (others < stop)[:, None]).to(tl.int32)
-        rank = tl.sum(ranks, 0)
-        tl.store(KEYS + spare + start + rank, key, mask=line < stop)
-        tl.store(LINES + spare + start + rank, place, mask=line < stop)
-
-
-@triton.jit
-def _precedes(KEYS, LINES, begin, probe, length, key, place, equal_before, LAYER: tl.constexpr):
-    """1 where the entry `probe` of a sorted list comes before mine: by key, then position. LAYER: a lower head's equal key comes before, one of
-    a higher head does not."""
-    inside = probe < length
-    at = begin + probe
-    their_key = tl.load(KEYS + at, mask=inside, other=0)
-    same = inside & (their_key == key)
-    their_place = tl.load(LINES + at, mask=same, other=0)
-    earlier = their_place < place
-    if LAYER:
-        earlier = (equal_before == 2) | ((equal_before == 1) & earlier)
-    return (inside & ((their_key > key) | (same & earlier))).to(tl.int32)
-
-
-@triton.jit(do_not_specialize=["heads", "spare", "count"])
-def _merge_tiles(
-    KEYS, LINES, POSITIONS, ADMIT, OFFSETS, heads, spare, count, ADAPTIVE: tl.constexpr,
-    LEVELS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, MINE: tl.constexpr, HP: tl.constexpr,
-):  # fmt: skip
-    """An entry's place in its head: its place in its tile, and the number of entries before it in every other one. Uniform budgets keep the
-    first `count`; for others the sorted list is needed once more."""
-    tile, part = tl.program_id(0) // (SIZE // MINE), tl.program_id(0) % (SIZE // MINE)
-    start, first, last = _tile_head(OFFSETS, tile, heads, SIZE, HP)
-    stop = tl.minimum(last, start + SIZE)
-    if start + part * MINE < stop:
-        line = start + part * MINE + tl.arange(0, MINE)
-        key = tl.load(KEYS + spare + line, mask=line < stop, other=0)
-        place = tl.load(LINES + spare + line, mask=line < stop, other=0)
-        # Neighbours in a sorted tile look at neighbouring places of other tiles, and Triton gives neighbours of the first dimension to one warp.
-        ranks = tl.zeros([MINE, WIDTH], tl.int32)
-        for group in range(first, last, SIZE * WIDTH):
-            begin = (group + tl.arange(0, WIDTH) * SIZE)[None, :]
-            length = tl.where(begin == start, 0, tl.minimum(tl.maximum(last - begin, 0), SIZE))
-            found = tl.zeros([MINE, WIDTH], tl.int32)
-            for level in range(0, LEVELS):
-                step = SIZE >> level
-                probe = found + step - 1
-                found += step * _precedes(
-                    KEYS, LINES, spare + begin, probe, length, key[:, None], place[:, None], 0, False
-                )
-            ranks += found
-        rank = line - start + tl.sum(ranks, 1)
-        if ADAPTIVE:
-            tl.store(KEYS + first + rank, key, mask=line < stop)
-            tl.store(LINES + first + rank, place, mask=line < stop)
-        else:
-            ends = tl.load(OFFSETS + tl.arange(0, HP) + 1, mask=tl.arange(0, HP) < heads, other=EVERY)
-            to = tl.sum((ends <= first).to(tl.int32), 0) * count + rank
-            tl.store(POSITIONS + to, place.to(tl.int64), mask=(line < stop) & (rank < count))
-            tl.store(ADMIT + to, (rank + 1).to(tl.int64), mask=(line < stop) & (rank < count))
-
-
-@triton.jit(do_not_specialize=["alpha_bits", "heads", "spare", "count", "forced", "count_bits", "levels"])
-def _admit(
-    KEYS, LINES, COUNTS, OFFSETS, alpha_bits, heads, spare, count, forced, count_bits, levels, MINE: tl.constexpr, HP: tl.constexpr
-):  # fmt: skip
-    """The smallest count per head whose kept set holds each entry (dropkv.budgets.adaptive_admit), count + 1 for those that are not kept, in
-    place of the unsorted lines; and how many are kept of each head."""
-    line = tl.program_id(0) * MINE + tl.arange(0, MINE)
-    head = tl.arange(0, HP)
-    real = head < heads
-    begin = tl.load(OFFSETS + head, mask=real, other=0)[None, :]
-    end = tl.load(OFFSETS + head + 1, mask=real, other=0)[None, :]
-    inside = line < tl.load(OFFSETS + heads)
-    own = tl.sum(((end <= line[:, None]) & real[None, :]).to(tl.int32), 1)
-    mine = head[None, :] == own[:, None]
-    in_head = line - tl.sum(tl.where(mine, begin, 0), 1)
-    key = tl.load(KEYS + line, mask=inside, other=0)[:, None]
-    place = tl.load(LINES + line, mask=inside, other=0)[:, None]
-    equal_before = tl.where(head[None, :] < own[:, None], 2, mine.to(tl.int32))
-    length = tl.where(inside[:, None], end - begin, 0)
-    found = tl.zeros([MINE, HP], tl.int32)  # entries of every head that come before, in the order of the whole layer
-    for level in range(0, levels):  # three probes at a time: what takes time here is waiting for them
-        step = 1 << (2 * (levels - 1 - level))
-        more = tl.zeros([MINE, HP], tl.int32)
-        for quarter in tl.static_range(1, 4):
-            more += _precedes(KEYS, LINES, begin, found + quarter * step - 1, length, key, place, equal_before, True)
-        found += more * step
-    found += _precedes(KEYS, LINES, begin, found, length, key, place, equal_before, True)
-    alpha = (alpha_bits - ALPHA_SHIFT).to(tl.float64, bitcast=True)
-    low = tl.full([MINE], 1, tl.int32)
-    high = tl.zeros([MINE], tl.int32) + count + 1
-    for _step in range(0, count_bits):
-        middle = (low + high) >> 1
-        floor = tl.minimum((alpha * middle.to(tl.float64) + 1e-9).to(tl.int32), middle)
-        floor = tl.maximum(floor, forced)
-        ahead = tl.sum(tl.where(real[None, :], tl.maximum(found - floor[:, None], 0), 0).to(tl.int64), 1)
-        holds = (in_head < floor) | (ahead < (middle - floor).to(tl.int64) * heads)
-        open_ = low < high
-        high = tl.where(open_ & holds, middle, high)
-        low = tl.where(open_ & (holds == 0), middle + 1, low)
-    kept = inside & (high <= count)
-    tl.store(LINES + spare + line, high, mask=inside)
-    each = tl.sum((mine & kept[:, None]).to(tl.int32), 0).to(tl.int64)
-    tl.atomic_add(COUNTS + head, each, mask=real & (each > 0), sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["heads", "spare"])
-def _emit(LINES, POSITIONS, ADMIT, COUNTS, OFFSETS, heads, spare, MINE: tl.constexpr, HP: tl.constexpr):
-    """The kept entries of all heads end to end: the first of each sorted list."""
-    line = tl.program_id(0) * MINE + tl.arange(0, MINE)
-    head = tl.arange(0, HP)
-    real = head < heads
-    begin = tl.load(OFFSETS + head, mask=real, other=0)
-    end = tl.load(OFFSETS + head + 1, mask=real, other=0)
-    counts = tl.load(COUNTS + head, mask=real, other=0).to(tl.int32)
-    own = tl.sum(((end[:, None] <= line[None, :]) & real[:, None]).to(tl.int32), 0)
-    mine = head[:, None] == own[None, :]
-    rank = line - tl.sum(tl.where(mine, begin[:, None], 0), 0)
-    to = rank + tl.sum(tl.where(mine, (tl.cumsum(counts, 0) - counts)[:, None], 0), 0)
-    kept = (line < tl.load(OFFSETS + heads)) & (rank < tl.sum(tl.where(mine, counts[:, None], 0), 0))
-    tl.store(POSITIONS + to, tl.load(LINES + line, mask=kept, other=0).to(tl.int64), mask=kept)
-    tl.store(ADMIT + to, tl.load(LINES + spare + line, mask=kept, other=0).to(tl.int64), mask=kept)
-
-
-@triton.jit(do_not_specialize=["n", "heads", "total"])
-def _gather(
-    K, V, SCORES, POSITIONS, ADMIT, COUNTS, OFFSETS, KEYS, VALUES, OUT_POSITIONS, OUT_ADMIT, OUT_SCORES,
-    k_head, k_key, v_head, v_key, n, heads, total,
-    ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, HP: tl.constexpr,
-):  # fmt: skip
-    line = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = line < total
-    head = tl.arange(0, HP)
-    end = tl.cumsum(tl.load(COUNTS + head, mask=head < heads, other=0).to(tl.int32), 0)
-    if tl.program_id(0) == 0:
-        tl.store(OFFSETS, 0)
-        tl.store(OFFSETS + head + 1, end, mask=head < heads)
-    own = tl.sum(((end[None, :] <= line[:, None]) & (head < heads)[None, :]).to(tl.int32), 1).to(tl.int64)
-    position = tl.load(POSITIONS + line, mask=inside, other=0)
-    width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
-    row = line.to(tl.int64)[:, None]
-    mask = inside[:, None] & (width < D)[None, :]
-    k = tl.load(K + (own * k_head + position * k_key)[:, None] + width[None, :], mask=mask, other=0.0)
-    value_mask = inside[:, None] & (value_width < DV)[None, :]
-    v = tl.load(V + (own * v_head + position * v_key)[:, None] + value_width[None, :], mask=value_mask, other=0.0)
-    tl.store(KEYS + row * D + width[None, :], k, mask=mask)
-    tl.store(VALUES + row * DV + value_width[None, :], v, mask=value_mask)
-    tl.store(OUT_POSITIONS + line, position.to(tl.int32), mask=inside)
-    tl.store(OUT_ADMIT + line, tl.load(ADMIT + line, mask=inside, other=0).to(tl.int32), mask=inside)
-    tl.store(OUT_SCORES + line, tl.load(SCORES + own * n + position, mask=inside, other=0.0), mask=inside)

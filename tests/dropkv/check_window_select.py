@@ -13,8 +13,9 @@ import torch
 
 from dropkv.budgets import forced_positions, select
 from dropkv.keeper import take
-from dropkv.kernels import window_select
-from dropkv.kernels.window_select import gather_entries, select_entries
+from dropkv.kernels import window_select, window_sort
+from dropkv.kernels.window_gather import gather_entries
+from dropkv.kernels.window_select import select_entries
 from dropkv.methods import Pool
 
 FIELDS = ("keys", "values", "offsets", "positions", "admit", "scores")
@@ -46,7 +47,7 @@ def main() -> None:
         return torch.randn(*shape, generator=generator).to(device)
 
     if device == "cpu":  # several blocks and tiles of small inputs
-        window_select.SORTED, window_select.MINE, window_select.MERGED, window_select.SPARE = 16, 16, 4, 20
+        window_sort.SORTED, window_sort.MINE, window_sort.MERGED, window_select.SPARE = 16, 16, 4, 20
     for name, scores, count, first, last, size in cases(draw, device):
         heads, n = scores.shape
         pool, forced = Pool("max", size), forced_positions(n, first, last)
