@@ -26,15 +26,13 @@ EPS = tl.constexpr(1e-6)
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is cut: query rows and keys of a tile (powers of two, at least 16), warps, stages of its pipeline, programs a multiprocessor;
-    copied: tiles of K and V are fetched by the copy engine of newer cards."""
+    """How a kernel is cut: query rows and keys of a tile (powers of two, at least 16), warps, stages of its pipeline, programs a multiprocessor."""
 
     rows: int
     keys: int
     warps: int
     stages: int
     programs: int = 2
-    copied: bool = False
 
 
 @dataclass(frozen=True)

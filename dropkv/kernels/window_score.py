@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dropkv.kernels.score import Score, Weight
 from dropkv.kernels.window_attend import (
@@ -73,17 +72,16 @@ def score_window(
     parts = max(1, min(tiles, programs_of(q, tile) // kv_heads))
     span = triton.cdiv(tiles, parts) * tile.keys
     inner, outer = logit_factors(scale, softcap)
-    k_given, v_given = (descriptor(k, tile.keys), descriptor(v, tile.keys)) if tile.copied else (k, v)
     known = attention.loud is not None
     root = what.over == "max" and what.weight == "odds"  # taken of the largest square: there are fewer of them
     outputs = attention.outputs.contiguous() if what.reads_values and attention.outputs is not None else q
     _score[(triton.cdiv(count, span), kv_heads)](
-        q, k_given, v_given, outputs, attention.log_sum_exp.contiguous(), attention.loud, attention.loud_odds, attention.loud_gap, factors, scores,
+        q, k, v, outputs, attention.log_sum_exp.contiguous(), attention.loud, attention.loud_odds, attention.loud_gap, factors, scores,
         inner, outer, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), v.stride(0), v.stride(1), scores.stride(0),
         n, count, m, group, span, blocks, per_head,
         HEADS=rows // per_head if what.over == "l2" else 1, BM=rows, BN=tile.keys, ONE=blocks == 1, CAUSAL=causal and count > n - m + 1,
         CAPPED=softcap is not None, KNOWN=known, WEIGHT=2 if root else WEIGHTS.index(what.weight), MAXIMUM=what.over == "max", ROOT=root,
-        L2=what.over == "l2", COPIED=tile.copied, PRECISION=precision_of(q), D=d, DV=d_v,
+        L2=what.over == "l2", PRECISION=precision_of(q), D=d, DV=d_v,
         BD=width_of(d), BDV=width_of(d_v), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return scores
@@ -96,11 +94,6 @@ def score_tile(q: Tensor, d_v: int, rows: int) -> Tile:
     if q.dtype == torch.float32:
         return fitting(Tile(height, 32, 8 if wide else 4, 2), q, d_v)
     return fitting(Tile(height, 64, 4, 2 if wide else 3), q, d_v)
-
-
-def descriptor(x: Tensor, keys: int) -> TensorDescriptor:
-    """x [kv_heads, n, d] for the copy engine, in tiles of `keys` keys."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, keys, width_of(x.shape[-1])])
 
 
 @triton.jit
@@ -180,15 +173,14 @@ def _score(
     q_head, q_group, q_query, k_head, k_key, v_head, v_key, out_head, n, count, m, group, span, blocks, per_head,
     HEADS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ONE: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr,
     KNOWN: tl.constexpr, WEIGHT: tl.constexpr, MAXIMUM: tl.constexpr, ROOT: tl.constexpr, L2: tl.constexpr,
-    COPIED: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * span
     last = tl.minimum(count, first + span)
     width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
-    if not COPIED:
-        k_base, v_base = K + head * k_head, V + head * v_head
+    k_base, v_base = K + head * k_head, V + head * v_head
     if ONE:
         q, high, low, length, sums, limit, loud, loud_odds, loud_gap, index, real = _rows_of(
             Q, A, LSE, LOUD, LOUD_ODDS, LOUD_GAP, head, 0, q_head, q_group, q_query, n, m, group, per_head,
@@ -196,19 +188,11 @@ def _score(
         )  # fmt: skip
     for start in range(first, last, BN):
         lines = start + tl.arange(0, BN)
-        k = (
-            tl.reshape(K.load([tl.program_id(1), start, 0]), [BN, BD])
-            if COPIED
-            else tile_of(k_base, k_key, lines, last, width, D, BD)
-        )
+        k = tile_of(k_base, k_key, lines, last, width, D, BD)
         squares = tl.zeros([BN], tl.float32)
         v = k
         if WEIGHT > 0:
-            v = (
-                tl.reshape(V.load([tl.program_id(1), start, 0]), [BN, BDV])
-                if COPIED
-                else tile_of(v_base, v_key, lines, last, value_width, DV, BDV)
-            )
+            v = tile_of(v_base, v_key, lines, last, value_width, DV, BDV)
             wide = v.to(tl.float32)
             squares = tl.sum(wide * wide, 1)
         if ONE:
