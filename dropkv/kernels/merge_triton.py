@@ -1,0 +1,38 @@
+"""One pass over two attention outputs; the plain-torch twin is in `dropkv.kernels.merge`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 32  # of one program
+
+
+def merge_rows(out: Tensor, log_sum: Tensor, other: Tensor, other_log_sum: Tensor) -> None:
+    """As `merge.merge`; the last dimensions must be dense."""
+    heads, s, d = out.shape
+    _merge[(triton.cdiv(s, ROWS), heads)](
+        out, log_sum, other, other_log_sum, s, out.stride(0), out.stride(1), other.stride(0), other.stride(1),
+        log_sum.stride(0), log_sum.stride(1), other_log_sum.stride(0), other_log_sum.stride(1),
+        D=d, BD=triton.next_power_of_2(d), ROWS=ROWS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _merge(
+    OUT, SUM, OTHER, OTHER_SUM, s, out_head, out_row, other_head, other_row, sum_head, sum_row, other_sum_head, other_sum_row,
+    D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1).to(tl.int64)
+    width = tl.arange(0, BD)
+    inside = row < s
+    log_sum = tl.load(SUM + head * sum_head + row * sum_row, mask=inside, other=0.0)
+    other_log_sum = tl.load(OTHER_SUM + head * other_sum_head + row * other_sum_row, mask=inside, other=0.0)
+    share = tl.sigmoid(other_log_sum - log_sum)[:, None]
+    mask = inside[:, None] & (width < D)[None, :]
+    place = OUT + head * out_head + row[:, None].to(tl.int64) * out_row + width[None, :]
+    other_place = OTHER + head * other_head + row[:, None].to(tl.int64) * other_row + width[None, :]
+    out = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(other_place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(place, (out + share * (other - out)).to(OUT.dtype.element_ty), mask=mask)
