@@ -239,15 +239,22 @@ def _memory(model: Model, planned: Plan) -> tuple[int, int]:
 
 
 def compress_document(
-    model: Model, document: Document, settings: CompressSettings, *, progress: Callable[[int, int], None] | None = None
+    model: Model,
+    document: Document,
+    settings: CompressSettings,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    expect: Callable[[int], None] | None = None,
 ) -> Compression:
     """Read the document once, keep what matters, and measure what that changes. progress(done, total) is called after every layer; both count
-    the document's tokens once for each layer.
+    the document's tokens once for each layer. expect(bytes) is called before the model reads anything, with the memory it will take at most.
 
     Raises DocumentError, BudgetError, UsageError, ModelError.
     """
     planned = plan(model, document, settings)
     slice_tokens, expected = _memory(model, planned)
+    if expect is not None:
+        expect(expected)
     start_peak(model.device)
 
     def report_layers(done: int, total: int) -> None:
