@@ -206,17 +206,13 @@ def main() -> None:
     options.add_argument("--profile", action="store_true")
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
-    started = time.perf_counter()
     device = torch.device(given.device)
     model = build(given.shape, device)
     if not given.json:
         weights = sum(parameter.nbytes for parameter in model.network.parameters()) / 2**30
-        print(
-            f"{given.shape}, {torch.cuda.get_device_name() if device.type == 'cuda' else device}, torch {torch.__version__}, transformers {transformers.__version__}"
-        )
-        print(
-            f"weights {weights:.1f} GiB, bfloat16, budget {given.budget}, chunk {given.chunk}, built in {time.perf_counter() - started:.1f} s"
-        )
+        where = torch.cuda.get_device_name() if device.type == "cuda" else device
+        print(f"{given.shape}, {where}, torch {torch.__version__}, transformers {transformers.__version__}")
+        print(f"weights {weights:.1f} GiB, bfloat16, budget {given.budget}, chunk {given.chunk}")
     for tokens in map(int, given.tokens.split(",")):
         slices = [int(size) for size in given.slice.split(",") if size] or [None]
         plain = float("nan")

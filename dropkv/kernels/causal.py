@@ -12,6 +12,10 @@ from torch.nn.attention.bias import causal_lower_right
 from dropkv.kernels.merge import merge
 from dropkv.kernels.score import Window
 
+UNIT = (
+    8192  # keys: cuDNN makes a plan for every new shape, which takes 70 ms, so long stretches are cut into few lengths
+)
+GRAIN = 1024  # queries of a last, shorter slice are filled up to a multiple of it, for the same reason
 Attention = tuple[Tensor, Tensor]  # outputs [heads, s, d_v] and log-sum-exps float32 [heads, s]
 
 
@@ -38,6 +42,8 @@ def causal_attention(
     if fused_on_gpu(q, v):
         if reach is not None and n > reach:
             return flash(q, k, v, scale, causal=True, reach=reach)[0]
+        if not _by_cudnn(q):
+            return flash(q, k, v, scale, causal=True)[0]
         return attend_behind(q, k[:, : n - s], v[:, : n - s], k[:, n - s :], v[:, n - s :], scale)
     mask: Tensor | None = None
     if reach is not None or n != s:
@@ -52,20 +58,41 @@ def attend_behind(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor,
     """Attention outputs [heads, s, d_v] on a GPU of s tokens that stand behind keys k [kv_heads, n, d] and see all of them, and of their own
     those up to themselves; v [kv_heads, n, d_v], own_k and own_v [kv_heads, s, .] likewise.
 
-    Two calls, since cuDNN's kernel, the fastest on a Hopper GPU, knows no causal mask that ends at the lower right.
+    Own and other keys apart, since cuDNN's kernel, on a Hopper GPU twice as fast as flash attention, knows no causal mask that ends at the
+    lower right.
     """
-    attend = cudnn if cudnn_serves(q.device.index or 0, q.dtype, q.shape[-1]) else flash
-    near, near_sum = attend(q, own_k, own_v, scale, causal=True)
-    if k.shape[1]:
-        far, far_sum = attend(q, k, v, scale, causal=False)
-        merge(near, near_sum, far, far_sum)
-    return near
+    by_cudnn, s = _by_cudnn(q), q.shape[1]
+    if by_cudnn:
+        missing = -s % (GRAIN if s > GRAIN else 128)
+        q, own_k, own_v = (F.pad(part, (0, 0, 0, missing)) if missing else part for part in (q, own_k, own_v))
+    out, log_sum = (cudnn if by_cudnn else flash)(q, own_k, own_v, scale, causal=True)
+    start = 0
+    for length in pieces(k.shape[1]) if by_cudnn else [k.shape[1]]:
+        if length:
+            attend = cudnn if by_cudnn and length % GRAIN == 0 else flash
+            keys = slice(start, start + length)
+            merge(out, log_sum, *attend(q, k[:, keys], v[:, keys], scale, causal=False))
+            start += length
+    return out[:, :s]
+
+
+def pieces(n: int) -> list[int]:
+    """Lengths that n keys are cut into: units times 1, 2 or 3 times a power of 4, and what is left."""
+    lengths, units, size = [n % UNIT], n // UNIT, UNIT
+    while units:
+        lengths.append(units % 4 * size)
+        units, size = units // 4, size * 4
+    return [length for length in reversed(lengths) if length]
 
 
 def fused_on_gpu(q: Tensor, v: Tensor) -> bool:
     """Whether the GPU's fused attention takes these: 16-bit numbers, heads of at most 256 dimensions, keys as wide as values."""
     d = q.shape[-1]
     return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and d == v.shape[-1] and d <= 256 and d % 8 == 0
+
+
+def _by_cudnn(q: Tensor) -> bool:
+    return cudnn_serves(q.device.index or 0, q.dtype, q.shape[-1])
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool, reach: int | None = None) -> Attention:

@@ -31,11 +31,11 @@ class Tiles:
     rows: int = 128
     columns: int = 64
     warps: int = 8
-    stages: int = 2
+    stages: int = 3
     queries: int = 64
     keys: int = 64
     score_warps: int = 4
-    score_stages: int = 2
+    score_stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def prepare(
     A segment is one probe: (start, stop, observing, first, last, sink_first, sink_last). Its tokens are [start, stop) among all probes'
     tokens, those from `observing` on observe; document keys [first, last) are scored, those of [sink_first, sink_last) are seen besides.
     """
-    chosen = tiles or (Tiles() if width <= 128 else Tiles(rows=64, columns=32, warps=4, queries=64, keys=32))
+    chosen = tiles or (Tiles() if width <= 128 else Tiles(rows=64, columns=32, warps=4, stages=2, queries=64, keys=32))
     rows = [(i, row) for i, one in enumerate(segments) for row in range(0, (one[1] - one[0]) * group, chosen.rows)]
     keys = [(i, key) for i, one in enumerate(segments) for key in range(one[3], one[4], chosen.keys)]
     places, of_rows, of_keys = (torch.tensor(list(x), dtype=torch.int32, device=device) for x in (segments, rows, keys))

@@ -9,7 +9,7 @@ from dropkv.kernels.triton_here import triton_works
 
 
 def merge(out: Tensor, log_sum: Tensor, other: Tensor, other_log_sum: Tensor) -> None:
-    """Make `out` [heads, s, d], in place, what it would be over the keys of both; log-sum-exps are float32 [heads, s].
+    """Make `out` [heads, s, d] and `log_sum` float32 [heads, s], in place, what they would be over the keys of both.
 
     Weights are float32, so nothing is lost but the rounding of the two outputs.
     """
@@ -20,3 +20,4 @@ def merge(out: Tensor, log_sum: Tensor, other: Tensor, other_log_sum: Tensor) ->
         return
     share = torch.sigmoid(other_log_sum - log_sum).unsqueeze(-1)
     out.copy_(torch.lerp(out.to(share.dtype), other.to(share.dtype), share))
+    torch.logaddexp(log_sum, other_log_sum, out=log_sum)

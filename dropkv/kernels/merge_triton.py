@@ -36,3 +36,6 @@ def _merge(
     out = tl.load(place, mask=mask, other=0.0).to(tl.float32)
     other = tl.load(other_place, mask=mask, other=0.0).to(tl.float32)
     tl.store(place, (out + share * (other - out)).to(OUT.dtype.element_ty), mask=mask)
+    least = tl.minimum(log_sum, other_log_sum)
+    both = tl.maximum(log_sum, other_log_sum) + tl.log(1.0 + tl.exp(least - tl.maximum(log_sum, other_log_sum)))
+    tl.store(SUM + head * sum_head + row * sum_row, both, mask=inside)

@@ -11,6 +11,7 @@ from dropkv.compression import compress_document, estimate
 from dropkv.documents import Document
 from dropkv.fidelity import HeldOut
 from dropkv.footprint import Footprint, footprint
+from dropkv.kernels.causal import pieces
 from dropkv.kernels.merge import merge
 from dropkv.methods import get
 from dropkv.observers import Observation, Probe
@@ -131,12 +132,20 @@ def test_attention_over_two_sets_of_keys_is_that_over_both():
         (torch.softmax(logits[..., own], -1) @ v[:, own], logits[..., own].logsumexp(-1))
         for own in (slice(0, 9), slice(9, 40))
     ]
-    out = parts[0][0].clone()
-    merge(out, parts[0][1], *parts[1])
+    out, log_sum = parts[0][0].clone(), parts[0][1].clone()
+    merge(out, log_sum, *parts[1])
     assert torch.allclose(out, torch.softmax(logits, -1) @ v, atol=1e-5)
+    assert torch.allclose(log_sum, logits.logsumexp(-1), atol=1e-5)
     alone = parts[0][0].clone()
-    merge(alone, parts[0][1], parts[1][0], torch.full_like(parts[1][1], -math.inf))
+    merge(alone, log_sum, parts[1][0], torch.full_like(parts[1][1], -math.inf))
     assert torch.equal(alone, parts[0][0])
+
+
+def test_keys_are_cut_into_few_lengths():
+    assert pieces(3 * 8192 + 5) == [3 * 8192, 5] and pieces(0) == [] and pieces(8000) == [8000]
+    assert pieces(131072 - 8192) == [3 * 32768, 3 * 8192]
+    lengths = {length for slices in range(17) for length in pieces(8192 * slices)}
+    assert len(lengths) == 7 and all(sum(pieces(n)) == n for n in range(0, 1 << 20, 4099))
 
 
 def test_the_largest_slice_that_fits_is_taken():
