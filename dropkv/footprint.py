@@ -43,7 +43,7 @@ def footprint(
 ) -> Footprint:
     """For documents of `tokens` tokens that keep `kept` entries per KV head of layers with full attention."""
     config, size, on_gpu = model.network.config, model.dtype.itemsize, model.device.type == "cuda"
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
+    weights = _weights(model)
     rows = [(layer.kv_heads * (layer.d_k + layer.d_v), layer) for layer in model.geometry]
     kept_bytes = sum(
         (min(tokens, layer.window or tokens) if layer.kind == "sliding" else kept)
@@ -62,14 +62,23 @@ def footprint(
             expected_peak(model.device, weights), whole + documents * sequence * hidden * size, documents * per_token, logits, (SLICE,)
         )  # fmt: skip
     # A window is scored in float32, with keys, values and values again that have their lengths beside them.
-    scoring = 4 * tokens * (widest + widest // 2) if observation.window else 0
+    windows = observation.window or any(probe.scored == (0, tokens) for probe in observation.probes)
+    scoring = 4 * tokens * (widest + widest // 2) if windows else 0
     per_token = max(5 * hidden + 3 * inner, 4 * hidden + 5 * attention) * size
     return Footprint(weights + WORKSPACE, whole, documents * per_token, max(logits, documents * scoring), GPU_SLICES)
 
 
 def slice_for(model: Model, found: Footprint) -> int:
-    """Tokens a layer computes at once on this model's device."""
-    return found.slice_tokens(available_memory(model.device) if model.device.type == "cuda" else None)
+    """Tokens a layer computes at once on this model's devices, whose memory counts as one."""
+    found_free = [available_memory(device) for device in {*model.devices} if device.type == "cuda"]
+    return found.slice_tokens(sum(free or 0 for free in found_free) if found_free else None)
+
+
+def _weights(model: Model) -> int:
+    """Bytes of the weights that are on GPUs; of all where none is, or nothing is loaded."""
+    parameters = list(model.network.parameters())
+    on_gpus = [parameter for parameter in parameters if parameter.is_cuda]
+    return sum(parameter.numel() * parameter.element_size() for parameter in on_gpus or parameters)
 
 
 def _widths(config: Any) -> tuple[int, int, int]:

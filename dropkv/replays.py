@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dropkv.kernels.triton_here import triton_works
+from dropkv.kernels.triton_here import slower, triton_works
 from dropkv.methods import MAX_MAX, LayerScores, Method, odds_times_distance, probability
 from dropkv.models import LayerGeometry
 from dropkv.observers import Probe
@@ -41,18 +41,22 @@ class FusedProbes:
 
     def serve(self, geometry: LayerGeometry, span: Span, q: Tensor, softcap: float | None) -> bool:
         """Whether this span of a layer can be computed here; each probe sees one range besides the scored one, or none."""
-        if (
-            None in self.kinds
-            or geometry.kind != "full"
-            or softcap is not None
-            or max(geometry.d_k, geometry.d_v) > MOST
-        ):
+        if None in self.kinds or geometry.kind != "full" or any(len(probe.seen) > 1 for probe in span.probes):
             return False
-        if any(len(probe.seen) > 1 or probe.observing == 0 for probe in span.probes):
-            return False
-        if self.forced is not None:
-            return self.forced
-        return q.dtype in (torch.float16, torch.bfloat16) and triton_works(q.device)
+        lacking = ""
+        if softcap is not None:
+            lacking = "soft-capped logits"
+        elif max(geometry.d_k, geometry.d_v) > MOST:
+            lacking = f"heads of {max(geometry.d_k, geometry.d_v)} dimensions"
+        elif self.forced is None and q.dtype not in (torch.float16, torch.bfloat16):
+            lacking = str(q.dtype).removeprefix("torch.")
+        if lacking and q.is_cuda:
+            slower(
+                f"there is no kernel for replays with {lacking}, so they are computed one by one, which takes longer"
+            )
+        if lacking or self.forced is not None:
+            return not lacking and bool(self.forced)
+        return triton_works(q.device)
 
     def attend(
         self, span: Span, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float

@@ -87,18 +87,19 @@ def fused_replay(
         "BDV": max(16, triton.next_power_of_2(d_v)),
         "ODDS": odds,
     }
-    _attend[(len(prepared.rows), kv_heads)](
-        q, k, v, own_k, own_v, out, log_sum, square, scores, prepared.places, prepared.rows, scale * LOG2E,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        own_k.stride(0), own_k.stride(1), own_v.stride(0), own_v.stride(1), out.stride(0), out.stride(1), n, tokens,
-        **shape, BM=tiles.rows, BN=tiles.columns, num_warps=tiles.warps, num_stages=tiles.stages,
-    )  # fmt: skip
-    if len(prepared.keys):
-        _score[(len(prepared.keys), kv_heads)](
-            q, k, v, out, log_sum, square, scores, prepared.places, prepared.keys, scale * LOG2E,
-            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1), n, tokens,
-            **shape, BQ=tiles.queries, BK=tiles.keys, num_warps=tiles.score_warps, num_stages=tiles.score_stages,
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # where Triton launches
+        _attend[(len(prepared.rows), kv_heads)](
+            q, k, v, own_k, own_v, out, log_sum, square, scores, prepared.places, prepared.rows, scale * LOG2E,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            own_k.stride(0), own_k.stride(1), own_v.stride(0), own_v.stride(1), out.stride(0), out.stride(1), n, tokens,
+            **shape, BM=tiles.rows, BN=tiles.columns, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
+        if len(prepared.keys):
+            _score[(len(prepared.keys), kv_heads)](
+                q, k, v, out, log_sum, square, scores, prepared.places, prepared.keys, scale * LOG2E,
+                q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1), n, tokens,
+                **shape, BQ=tiles.queries, BK=tiles.keys, num_warps=tiles.score_warps, num_stages=tiles.score_stages,
+            )  # fmt: skip
     return out, scores.sqrt_() if odds else scores
 
 

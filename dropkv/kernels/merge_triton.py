@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,11 +13,12 @@ ROWS = 32  # of one program
 def merge_rows(out: Tensor, log_sum: Tensor, other: Tensor, other_log_sum: Tensor) -> None:
     """As `merge.merge`; the last dimensions must be dense."""
     heads, s, d = out.shape
-    _merge[(triton.cdiv(s, ROWS), heads)](
-        out, log_sum, other, other_log_sum, s, out.stride(0), out.stride(1), other.stride(0), other.stride(1),
-        log_sum.stride(0), log_sum.stride(1), other_log_sum.stride(0), other_log_sum.stride(1),
-        D=d, BD=triton.next_power_of_2(d), ROWS=ROWS,
-    )  # fmt: skip
+    with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]  # where Triton launches
+        _merge[(triton.cdiv(s, ROWS), heads)](
+            out, log_sum, other, other_log_sum, s, out.stride(0), out.stride(1), other.stride(0), other.stride(1),
+            log_sum.stride(0), log_sum.stride(1), other_log_sum.stride(0), other_log_sum.stride(1),
+            D=d, BD=triton.next_power_of_2(d), ROWS=ROWS,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -68,7 +68,7 @@ def main() -> None:
         for layer, (a, b) in enumerate(zip(mine.found, theirs.found, strict=True)):
             error = float(((a - b).norm(dim=-1) / b.norm(dim=-1)).max())
             print(name, layer, f"{error:.1e}")
-            assert error < tolerance
+            assert error < (2 if name == "tail" else 1) * tolerance  # whose scores are squares
         losses = (torch.tensor(got.predictions.nll) - torch.tensor(want.predictions.nll)).abs().max()
         print(name, "losses", f"{float(losses):.1e}")
         assert float(losses) < 10 * tolerance
