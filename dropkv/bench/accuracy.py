@@ -21,8 +21,11 @@ from dropkv.errors import UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 
-ROW_TOKENS = 1_300_000  # document tokens that all answers of a batch see together: bounds the logits in memory (4 times as many on a GPU)
-TOGETHER = 8  # documents that a GPU prefills together
+ROW_TOKENS = {
+    "cpu": 1_300_000,
+    "cuda": 24_000_000,
+}  # document tokens that all answers of a batch see together: bounds masks and logits
+TOGETHER = 32_768  # tokens of documents that a GPU prefills together
 
 Note = Callable[[str], None]
 
@@ -178,7 +181,7 @@ def _answer(
     lines: list[Line] = []
     computed = [cell for cell in cells if cell.method != "random-answer"]
     seconds = (time.perf_counter() - started) / len(asked)
-    room = ROW_TOKENS * (4 if model.device.type == "cuda" else 1)
+    room = ROW_TOKENS.get(model.device.type, ROW_TOKENS["cpu"])
     per_batch = max(1, room // (len(computed) * max(one.survey.n for one in asked)))
     for begin in range(0, len(asked), per_batch):
         part = asked[begin : begin + per_batch]
@@ -279,7 +282,8 @@ def _ask(
             readings.extend(([*document, *own], sample, [(number, own)]) for number, own in enumerate(tokens))
     surveys: dict[int, Survey] = {}
     firsts: dict[int, tuple[int, ...]] = {}
-    for group in together([len(ids) for ids, _, _ in readings], TOGETHER if model.device.type == "cuda" else 1):
+    lengths = [len(ids) for ids, _, _ in readings]
+    for group in together(lengths, max(1, TOGETHER // max(lengths)) if model.device.type == "cuda" else 1):
         done = survey(
             model,
             seam,
