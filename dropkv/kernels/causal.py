@@ -71,7 +71,7 @@ def attend_behind(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor,
         if length:
             attend = cudnn if by_cudnn and length % GRAIN == 0 else flash
             keys = slice(start, start + length)
-            merge(out, log_sum, *attend(q, k[:, keys], v[:, keys], scale, causal=False))
+            log_sum = merge(out, log_sum, *attend(q, k[:, keys], v[:, keys], scale, causal=False))
             start += length
     return out[:, :s]
 

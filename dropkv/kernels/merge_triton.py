@@ -7,23 +7,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 32  # of one program
+ROWS = 8  # of one program
 
 
-def merge_rows(out: Tensor, log_sum: Tensor, other: Tensor, other_log_sum: Tensor) -> None:
+def merge_rows(out: Tensor, log_sum: Tensor, other: Tensor, other_log_sum: Tensor) -> Tensor:
     """As `merge.merge`; the last dimensions must be dense."""
     heads, s, d = out.shape
+    both = torch.empty((heads, s), dtype=torch.float32, device=out.device)
     with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]  # where Triton launches
         _merge[(triton.cdiv(s, ROWS), heads)](
-            out, log_sum, other, other_log_sum, s, out.stride(0), out.stride(1), other.stride(0), other.stride(1),
+            out, log_sum, other, other_log_sum, both, s, out.stride(0), out.stride(1), other.stride(0), other.stride(1),
             log_sum.stride(0), log_sum.stride(1), other_log_sum.stride(0), other_log_sum.stride(1),
             D=d, BD=triton.next_power_of_2(d), ROWS=ROWS,
         )  # fmt: skip
+    return both
 
 
 @triton.jit
 def _merge(
-    OUT, SUM, OTHER, OTHER_SUM, s, out_head, out_row, other_head, other_row, sum_head, sum_row, other_sum_head, other_sum_row,
+    OUT, SUM, OTHER, OTHER_SUM, BOTH, s, out_head, out_row, other_head, other_row, sum_head, sum_row, other_sum_head, other_sum_row,
     D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1).to(tl.int64)
@@ -40,4 +42,4 @@ def _merge(
     tl.store(place, (out + share * (other - out)).to(OUT.dtype.element_ty), mask=mask)
     least = tl.minimum(log_sum, other_log_sum)
     both = tl.maximum(log_sum, other_log_sum) + tl.log(1.0 + tl.exp(least - tl.maximum(log_sum, other_log_sum)))
-    tl.store(SUM + head * sum_head + row * sum_row, both, mask=inside)
+    tl.store(BOTH + head * s + row, both, mask=inside)

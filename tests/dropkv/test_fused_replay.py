@@ -15,7 +15,12 @@ HERE = Path(__file__).parent
 
 @pytest.mark.parametrize(
     ("check", "dtype"),
-    [("check_fused_replay.py", "float32"), ("check_fused_replay.py", "float16"), ("check_fused_prefill.py", "float32")],
+    [
+        ("check_fused_replay.py", "float32"),
+        ("check_fused_replay.py", "float16"),
+        ("check_fused_prefill.py", "float32"),
+        ("check_merge.py", "float16"),
+    ],
 )
 def test_the_kernels_equal_the_definition(check: str, dtype: str) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

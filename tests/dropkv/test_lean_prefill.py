@@ -133,12 +133,12 @@ def test_attention_over_two_sets_of_keys_is_that_over_both():
         for own in (slice(0, 9), slice(9, 40))
     ]
     out, log_sum = parts[0][0].clone(), parts[0][1].clone()
-    merge(out, log_sum, *parts[1])
+    log_sum = merge(out, log_sum, *parts[1])
     assert torch.allclose(out, torch.softmax(logits, -1) @ v, atol=1e-5)
     assert torch.allclose(log_sum, logits.logsumexp(-1), atol=1e-5)
     alone = parts[0][0].clone()
-    merge(alone, log_sum, parts[1][0], torch.full_like(parts[1][1], -math.inf))
-    assert torch.equal(alone, parts[0][0])
+    same = merge(alone, log_sum, parts[1][0], torch.full_like(parts[1][1], -math.inf))
+    assert torch.equal(alone, parts[0][0]) and torch.equal(same, log_sum)
 
 
 def test_keys_are_cut_into_few_lengths():

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
     [
         ["check_causal.py"],
         *(["check_fused_replay.py", dtype, "cuda"] for dtype in ("float32", "float16", "bfloat16")),
+        ["check_merge.py", "bfloat16", "cuda"],
         *(["check_fused_prefill.py", dtype, "cuda"] for dtype in ("float16", "bfloat16")),
     ],
     ids=" ".join,
