@@ -154,7 +154,7 @@ class Bench:
         if observe == "replay":
             method = method.under_replay(HEAD)
         kept = int(self.budget * n)
-        needed = footprint(model, n, observation, self.held, kept=kept)
+        needed = footprint(model, n, observation, self.held, methods=(method,), kept=kept)
         size = self.slice_tokens or slice_for(model, needed)
         done = prefill(model, self.ids, observation, method, kept, slice_tokens=size, held=self.held)
         entries = sum(layer.positions.numel() for layer in done.layers)

@@ -233,7 +233,9 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
 
 def _memory(model: Model, planned: Plan) -> tuple[int, int]:
     """Tokens of a slice, and the expected peak in bytes."""
-    needed = footprint(model, planned.tokens, planned.observation, planned.held, kept=planned.kept)
+    needed = footprint(
+        model, planned.tokens, planned.observation, planned.held, methods=(planned.method,), kept=planned.kept
+    )
     tokens = slice_for(model, needed)
     return tokens, needed.peak(tokens)
 

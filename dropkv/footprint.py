@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dropkv.fidelity import HeldOut
+from dropkv.kernels.triton_here import triton_works
 from dropkv.memory import available_memory, expected_peak
+from dropkv.methods import Method, odds_times_distance, probability
 from dropkv.models import Model
 from dropkv.observers import Observation
 from dropkv.spans import GPU_SLICES, SLICE
@@ -39,9 +42,16 @@ class Footprint:
 
 
 def footprint(
-    model: Model, tokens: int, observation: Observation, held: HeldOut | None, *, kept: int = 0, documents: int = 1
+    model: Model,
+    tokens: int,
+    observation: Observation,
+    held: HeldOut | None,
+    *,
+    methods: Sequence[Method] = (),
+    kept: int = 0,
+    documents: int = 1,
 ) -> Footprint:
-    """For documents of `tokens` tokens that keep `kept` entries per KV head of layers with full attention."""
+    """For documents of `tokens` tokens that keep `kept` entries per KV head of layers with full attention, by one of `methods`."""
     config, size, on_gpu = model.network.config, model.dtype.itemsize, model.device.type == "cuda"
     weights = _weights(model)
     rows = [(layer.kv_heads * (layer.d_k + layer.d_v), layer) for layer in model.geometry]
@@ -61,9 +71,10 @@ def footprint(
         return Footprint(
             expected_peak(model.device, weights), whole + documents * sequence * hidden * size, documents * per_token, logits, (SLICE,)
         )  # fmt: skip
-    # A window is scored in float32, with keys, values and values again that have their lengths beside them.
     windows = observation.window or any(probe.scored == (0, tokens) for probe in observation.probes)
-    scoring = 4 * tokens * (widest + widest // 2) if windows else 0
+    in_kernels = triton_works(model.device) and all(map(_has_kernel, methods))
+    # Elsewhere a window is scored in float32, with keys, values and values again that have their lengths beside them.
+    scoring = 0 if in_kernels or not windows else 4 * tokens * (widest + widest // 2)
     per_token = max(5 * hidden + 3 * inner, 4 * hidden + 5 * attention) * size
     return Footprint(weights + WORKSPACE, whole, documents * per_token, max(logits, documents * scoring), GPU_SLICES)
 
@@ -72,6 +83,11 @@ def slice_for(model: Model, found: Footprint) -> int:
     """Tokens a layer computes at once on this model's devices, whose memory counts as one."""
     found_free = [available_memory(device) for device in {*model.devices} if device.type == "cuda"]
     return found.slice_tokens(sum(free or 0 for free in found_free) if found_free else None)
+
+
+def _has_kernel(method: Method) -> bool:
+    more = method.weigh or method.beside or method.beside_window or method.projected
+    return method.observed is None or (method.observed in (odds_times_distance, probability) and not more)
 
 
 def _weights(model: Model) -> int:

@@ -158,7 +158,8 @@ def read_together(
     ids = torch.tensor(sequences, device=model.device)
     positions = torch.tensor([places], device=model.device).expand(len(documents), -1)
     if slice_tokens is None:
-        slice_tokens = slice_for(model, footprint(model, n, observation, None, documents=len(documents)))
+        needed = footprint(model, n, observation, held, methods=reader.methods, documents=len(documents))
+        slice_tokens = slice_for(model, needed)
     cuts = Cuts(n, observation.probes, slice_tokens, together=on_gpu)
     run = PrefillRun(model.network, model.geometry, n, observation, reader, seeds, progress, regime, fused=fused)
     rows = len(held.ids) if held is not None else 1  # hidden states that anything is made of
