@@ -203,10 +203,16 @@ def main() -> None:
         "--slice", default="", help="tokens of a slice, several separated by commas; empty: as the library chooses"
     )
     options.add_argument("--device", default="cuda:0")
+    options.add_argument(
+        "--memory", type=float, help="GiB of the GPU that may be used; with less than is needed slices get smaller"
+    )
     options.add_argument("--profile", action="store_true")
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
     device = torch.device(given.device)
+    if given.memory:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(given.memory * 2**30 / total, device)
     model = build(given.shape, device)
     if not given.json:
         weights = sum(parameter.nbytes for parameter in model.network.parameters()) / 2**30
