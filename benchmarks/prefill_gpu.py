@@ -137,14 +137,15 @@ class Bench:
         """transformers' own prefill."""
         network = self.model.network
         network.set_attn_implementation("sdpa")
-        ids = torch.tensor([self.ids], device=self.model.device)
-        started = time.perf_counter()
-        with torch.inference_mode():
-            network(input_ids=ids, logits_to_keep=1)
-        wait_for([self.model.device])
-        seconds = time.perf_counter() - started
-        network.set_attn_implementation(attention.NAME)
-        return {"seconds": seconds}
+        try:
+            ids = torch.tensor([self.ids], device=self.model.device)
+            started = time.perf_counter()
+            with torch.inference_mode():
+                network(input_ids=ids, logits_to_keep=1)
+            wait_for([self.model.device])
+            return {"seconds": time.perf_counter() - started}
+        finally:
+            network.set_attn_implementation(attention.NAME)
 
     def compress(self, observe: str) -> dict[str, float]:
         """The library's prefill with one observer."""
@@ -198,7 +199,9 @@ def main() -> None:
     options.add_argument("--observe", default="tail,replay")
     options.add_argument("--budget", type=float, default=0.05)
     options.add_argument("--chunk", type=int, default=512)
-    options.add_argument("--repeat", type=int, default=3)
+    options.add_argument(
+        "--repeat", default="3", help="runs behind the first one; several numbers, separated by commas, for --tokens"
+    )
     options.add_argument(
         "--slice", default="", help="tokens of a slice, several separated by commas; empty: as the library chooses"
     )
@@ -219,7 +222,8 @@ def main() -> None:
         where = torch.cuda.get_device_name() if device.type == "cuda" else device
         print(f"{given.shape}, {where}, torch {torch.__version__}, transformers {transformers.__version__}")
         print(f"weights {weights:.1f} GiB, bfloat16, budget {given.budget}, chunk {given.chunk}")
-    for tokens in map(int, given.tokens.split(",")):
+    lengths, repeats = ([int(number) for number in text.split(",")] for text in (given.tokens, given.repeat))
+    for tokens, repeat in zip(lengths, repeats + repeats[-1:] * len(lengths), strict=False):
         slices = [int(size) for size in given.slice.split(",") if size] or [None]
         plain = float("nan")
         for name, size in [("plain", None)] + [
@@ -227,7 +231,7 @@ def main() -> None:
         ]:
             bench = Bench(model, tokens, given.budget, given.chunk, size)
             first = bench.run(name)
-            runs = [bench.run(name) for _ in range(given.repeat)] or [first]
+            runs = [bench.run(name) for _ in range(repeat)] or [first]
             middle = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
             plain = middle["seconds"] if name == "plain" else plain
             record = {
