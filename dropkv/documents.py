@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from dropkv.errors import DocumentError
-from formats.errors import show_path
+from dropkv.errors import DocumentError, no_text
+from formats.errors import printable, show_path
+from formats.sniff import OPENING, SNIFF_BYTES
 
 STDIN = "-"
 
@@ -27,7 +28,11 @@ class Document:
 
     @classmethod
     def of(cls, text: str, name: str = "text") -> Document:
-        """A document from text in memory; raises DocumentError when it is empty or no valid Unicode."""
+        """A document from text in memory; raises DocumentError when it is empty, no valid Unicode or no text."""
+        if not isinstance(name, str):
+            raise DocumentError(f"the name of a document is {no_text(name)}")
+        if not isinstance(text, str):
+            raise DocumentError(f"{name}: the document is {no_text(text)}")
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -42,6 +47,8 @@ def read_document(path: str | os.PathLike[str]) -> Document:
 
     Raises DocumentError for what is missing, unreadable, empty or no UTF-8 text, naming the fix.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise DocumentError(f"{printable(repr(path), 80)}: is no file name; give a path, or compress the text itself")
     if os.fspath(path) == STDIN:
         raw, name, shown = sys.stdin.buffer.read(), "stdin", "standard input"
     else:
@@ -55,6 +62,10 @@ def _read_bytes(path: str | os.PathLike[str], shown: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:
+        if "://" in shown:
+            raise DocumentError(
+                f"{shown}: is an address; download the text first (`curl -L -o BOOK.txt ADDRESS`), then compress the file"
+            ) from None
         raise DocumentError(f"{shown}: no such file; check the path, or give - to read standard input") from None
     except IsADirectoryError:
         raise DocumentError(f"{shown}: is a folder; give the text file in it") from None
@@ -84,6 +95,8 @@ def _foreign(raw: bytes) -> str:
     """What a well-known other format is and which program turns it into text, or nothing."""
     if b"%PDF-" in raw[:1024]:
         return "is a PDF; convert it first: pdftotext BOOK.pdf BOOK.txt"
+    if OPENING in raw[:SNIFF_BYTES]:
+        return "is a .kv file, which holds a document already: ask it with `dropkv query`, make it smaller with `dropkv shrink`"
     if raw.startswith(b"PK\x03\x04"):
         if b"application/epub+zip" in raw[:256]:
             return "is an EPUB; convert it first: pandoc BOOK.epub -t plain --wrap=none -o BOOK.txt"

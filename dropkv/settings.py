@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypedDict
 
 from dropkv.errors import BudgetError, UsageError
 from formats import codecs
+from formats.errors import printable
 from formats.grids import KINDS
 
 OBSERVERS = ("replay", "tail", "question:TEXT", "questions:FILE")
+MOST = 1 << 30  # tokens, more than any document has
+EXAMPLES = {
+    "question": "question:TEXT, such as 'question:Who is the killer?'",
+    "questions": "questions:FILE, the name of a file with one on each line",
+}
 KV_DTYPES = ("same", *KINDS)
 ZSTD_LEVELS = codecs.LEVELS
+KINDS_OF: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "None": (type(None),)}
+WORDS_OF = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "True or False"}
 
 
 @dataclass(frozen=True)
@@ -48,13 +56,16 @@ class CompressSettings:
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
+        _check_types(self)
         if self.kv_dtype not in KV_DTYPES:
             raise UsageError(f"unknown kv-dtype {self.kv_dtype!r}: use one of {', '.join(KV_DTYPES)}")
         low, high = ZSTD_LEVELS
         if self.zstd is not None and (type(self.zstd) is not int or not low <= self.zstd <= high):
             raise UsageError(f"zstd level {self.zstd!r} is out of range: use a whole number from {low} to {high}")
         kind, _, rest = self.observe.partition(":")
-        if self.observe not in ("replay", "tail") and not (kind in ("question", "questions") and rest.strip()):
+        if kind in EXAMPLES and not rest.strip():
+            raise UsageError(f"observer {self.observe!r} has nothing behind its colon: write {EXAMPLES[kind]}")
+        if self.observe not in ("replay", "tail") and kind not in EXAMPLES:
             raise UsageError(f"unknown observer {self.observe!r}: use one of {', '.join(OBSERVERS)}")
         if self.window < 1:
             raise UsageError(f"a window of {self.window} queries observes nothing: use --window 1 or more")
@@ -64,6 +75,8 @@ class CompressSettings:
             raise UsageError(
                 f"alpha {self.alpha} is no share: use --alpha between 0 (the layer's best) and 1 (uniform)"
             )
+        if max(self.window, self.chunk, self.pool or 0) > MOST:
+            raise UsageError(f"--window, --chunk and --pool count tokens: use at most {MOST:,}")
         if self.chunk < 1:
             raise UsageError(f"chunks of {self.chunk} tokens repeat nothing: use --chunk 1 or more")
 
@@ -89,7 +102,12 @@ class CompressOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer's tokens are chosen: greedy at temperature 0, else sampled from the top_p share of the tempered distribution."""
+    """How an answer's tokens are chosen, and how many at most.
+
+    max_new_tokens: the answer is cut off there. temperature: 0 takes the likeliest token every time, more samples from the distribution
+    divided by it. top_p: only from the likeliest tokens that have this share of it together. seed: an int makes samples repeatable, None
+    draws another one each time. Raises UsageError.
+    """
 
     max_new_tokens: int = 256
     temperature: float = 0.0
@@ -97,12 +115,35 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if self.max_new_tokens < 1:
             raise UsageError(f"an answer of {self.max_new_tokens} tokens says nothing: use --max-new-tokens 1 or more")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise UsageError(f"temperature {self.temperature} is out of range: use 0 (greedy) or a positive number")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top-p {self.top_p} is out of range: use a share above 0 and at most 1")
+
+
+def check_sampling(sampling: Sampling | None) -> Sampling:
+    """How to choose tokens: None is greedy. Raises UsageError for anything but a Sampling."""
+    if sampling is None:
+        return Sampling()
+    if not isinstance(sampling, Sampling):
+        raise UsageError(f"sampling is of type {type(sampling).__name__}: give dropkv.Sampling(max_new_tokens=64, ...)")
+    return sampling
+
+
+def _check_types(settings: CompressSettings | Sampling) -> None:
+    """Raise UsageError for a field of another type than it is declared with."""
+    for field in fields(settings):
+        value, names = getattr(settings, field.name), str(field.type).split(" | ")
+        if not any(type(value) is bool if name == "bool" else _is(value, KINDS_OF[name]) for name in names):
+            wanted = " or ".join(WORDS_OF.get(name, name) for name in names)
+            raise UsageError(f"{field.name} is {printable(repr(value), 80)}: give {wanted}")
+
+
+def _is(value: object, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def check_budget(budget: float | int) -> None:

@@ -39,7 +39,7 @@ class MaskedRun:
     def __init__(
         self, model: Model, keys: Sequence[Tensor], values: Sequence[Tensor], keep: Tensor, capacity: int
     ) -> None:
-        self.keys, self.values = keys, values
+        self.keys, self.values = ([x.contiguous() for x in part] for part in (keys, values))
         self.documents, self.rows = keep.shape[1], keep.shape[2]
         total, capacity = self.documents * self.rows, -(-capacity // ALIGNED) * ALIGNED
         self.keep = [one.transpose(1, 2).contiguous() for one in keep]  # [documents, kv_heads, rows, n]

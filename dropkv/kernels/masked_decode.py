@@ -33,8 +33,12 @@ def masked_decode(
 
     k, v [documents, kv_heads, n, d] and keep bool [documents, kv_heads, rows, n]: what every row keeps of its document; rows of one document
     stand together. tail_k, tail_v [rows in all, kv_heads, capacity, d] and seen bool [rows in all, reach <= capacity]: which tail tokens a row
-    sees, at least one. All but the tails and `seen` must be contiguous, those have a dense last dimension.
+    sees, at least one. All but the tails and `seen` must be contiguous, those have a dense last dimension: ValueError otherwise.
     """
+    if not all(x.is_contiguous() for x in (q, k, v, keep)) or any(x.stride(-1) != 1 for x in (tail_k, tail_v, seen)):
+        raise ValueError(
+            "masked_decode takes contiguous queries, keys, values and masks, and tails with a dense last dimension"
+        )
     total, heads, d = q.shape
     documents, kv_heads, n, d_v = v.shape
     group, each = heads // kv_heads, total // documents
