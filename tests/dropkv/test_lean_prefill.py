@@ -19,6 +19,7 @@ from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
 from dropkv.prefill import prefill
 from dropkv.prompts import Seam
+from dropkv.replays import asks_for_odds
 from dropkv.settings import CompressSettings
 from dropkv.spans import Cuts, Span
 from tests import tiny
@@ -177,3 +178,19 @@ def test_a_report_says_what_was_expected(tiny_llama):
     expected = estimate(tiny_llama, document, settings).peak_bytes
     assert report.expected_memory_bytes == pytest.approx(expected, rel=0.2)
     assert 0.3 < report.peak_memory_bytes / report.expected_memory_bytes < 3
+
+
+@pytest.mark.parametrize(
+    ("name", "odds"),
+    [
+        ("adadropkv", True),
+        ("dropkv", True),
+        ("snapkv", False),
+        ("adakv", False),
+        ("kvzip", False),
+        ("criticalkv", None),
+    ],
+)
+def test_the_kernels_for_replays_take_plain_maxima(name, odds):
+    assert asks_for_odds(get(name).under_replay(6)) is odds
+    assert asks_for_odds(get("dropkv")) is None  # a sum, as the tail has it
