@@ -188,7 +188,8 @@ def test_a_report_says_what_was_expected(tiny_llama):
         ("snapkv", False),
         ("adakv", False),
         ("kvzip", False),
-        ("criticalkv", None),
+        ("criticalkv", False),
+        ("cake", None),
     ],
 )
 def test_the_kernels_for_replays_take_plain_maxima(name, odds):
