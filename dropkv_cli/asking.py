@@ -31,10 +31,13 @@ A question that starts with / is asked with a space before it. Ctrl-C stops an a
 class Asker:
     """An opened file and how its answers are wanted."""
 
-    def __init__(self, kv: KVFile, sampling: Sampling, *, chat: bool, as_json: bool) -> None:
+    def __init__(
+        self, kv: KVFile, sampling: Sampling, *, chat: bool, as_json: bool, batch_size: int | None = None
+    ) -> None:
         self.kv = kv
         self.sampling = sampling
         self.as_json = as_json
+        self.batch_size = batch_size
         self.chat = kv.chat() if chat else None
         self.source = self.chat or kv
         self.own_file = ""  # a transcript that this conversation wrote or came from, which /save may replace
@@ -51,15 +54,23 @@ class Asker:
             say(f"{show_path(path)}: {self._turns()} so far")
 
     def ask_all(self, questions: list[str], *, alone: bool) -> int:
-        """Answer every question; one that cannot be asked does not stop the others, unless it stands alone. Gives the exit code."""
+        """Answer every question; one that cannot be asked does not stop the others, unless it stands alone. Gives the exit code.
+
+        Several are answered at once, and printed in their order as they are ready; those of a conversation one after another.
+        """
         failures = 0
+        batched = self.chat is None and len(questions) > 1
+        answers = self.kv.ask_many(questions, self.sampling, batch_size=self.batch_size) if batched else iter(())
         for number, question in enumerate(questions):
             if not self.as_json and len(questions) > 1:
                 if number:
                     result("")
                 say(f"Q: {one_line(question)}")
             try:
-                self.answer(question)
+                if batched:
+                    self._show(next(answers))
+                else:
+                    self.answer(question)
             except (QuestionError, ModelError) as error:
                 failures += 1
                 if alone:
@@ -122,10 +133,16 @@ class Asker:
             answer = stream.result()
         finally:
             stream.close()
+        self._show(answer, shown=self.streaming)
+
+    def _show(self, answer: Answer | QuestionError, *, shown: bool = False) -> None:
+        """Print an answer, or raise the error that stands in its place; shown: its text has been printed."""
+        if isinstance(answer, QuestionError):
+            raise answer
         if self.as_json:
             json_line(self._record(answer))
             return
-        if not self.streaming:
+        if not shown:
             result(answer.text)
         self._note_cut(answer)
 
