@@ -12,11 +12,13 @@ from torch import Tensor
 from dropkv.attention import run_logits
 from dropkv.cache import AnswerRun, Prefix, Tail
 from dropkv.decode.batch import Asked, Row, answer_all
-from dropkv.decode.sampling import Chooser
+from dropkv.decode.sampling import Chooser, draws
 from dropkv.errors import ModelError, QuestionError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 from dropkv.settings import Sampling, check_batch_size
+
+WORTH_CAPTURING = 8  # tokens; the steps of shorter answers are not captured
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Stream(Iterator[str]):
     ) -> None:
         self.answer: Answer | None = None
         self._turns = [] if turns is None else turns
+        self._alone = turns is None
         self._pieces = self._run(session, tail, question, ids, sampling, pending)
 
     def __next__(self) -> str:
@@ -79,7 +82,6 @@ class Stream(Iterator[str]):
         self, session: Session, tail: Tail, question: str, ids: Sequence[int], sampling: Sampling, pending: list[int]
     ) -> Iterator[str]:
         started = time.perf_counter()
-        choose = Chooser(sampling)
         limit = session.room(len(tail) + len(ids), sampling.max_new_tokens)
         logits = session.forward(ids, tail)
         pending.clear()  # everything before the answer is in the tail now
@@ -88,10 +90,8 @@ class Stream(Iterator[str]):
         self._turns.append(turn)  # the tail has the question now, whatever becomes of the answer
         tokens = turn.tokens
         shown = ""
-        while True:
-            token = choose(logits)
-            if not tokens:
-                first = time.perf_counter() - started
+        for token in session.tokens(logits, tail, sampling, limit, pending):
+            first = first or time.perf_counter() - started
             if token in session.model.stop_ids:
                 turn.stopped = True
                 break
@@ -105,11 +105,11 @@ class Stream(Iterator[str]):
                 shown = text
             if len(tokens) >= limit:
                 break
-            logits = session.forward([token], tail)
-            pending.clear()
         text = session.text(tokens)
         if text != shown and text.startswith(shown):
             yield text[len(shown) :]
+        if self._alone:
+            session.rest(tail)
         self.answer = Answer(
             question,
             text.strip(),
@@ -131,6 +131,13 @@ class Session:
         self.model = model
         self.seam = seam
         self.prefix = prefix
+        self._idle: list[Tail] = []
+
+    def rest(self, tail: Tail) -> None:
+        """The tail of an answer that is done is kept for the next one, if steps were captured on it."""
+        if tail.step is not None:
+            tail.length = 0
+            self._idle[:] = [tail]
 
     @property
     def entries_per_head(self) -> int:
@@ -146,7 +153,8 @@ class Session:
     def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
         """The answer to one question, piece by piece. Raises QuestionError for an empty question or one that does not fit."""
         ids = self.question_ids(question)
-        return Stream(self, Tail(), question, ids, sampling or Sampling(), [])
+        tail = self._idle.pop() if self._idle else Tail()
+        return Stream(self, tail, question, ids, sampling or Sampling(), [])
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
         """The whole answer to one question."""
@@ -239,6 +247,26 @@ class Session:
             )
         tail.length += len(ids)
         return logits[0, -1]
+
+    def tokens(self, logits: Tensor, tail: Tail, sampling: Sampling, limit: int, pending: list[int]) -> Iterator[int]:
+        """The tokens of an answer that begins with one chosen from `logits`, without end; limit: as many as will be asked for. Each is put into the
+        tail when the next one is asked for, which empties `pending`. On a GPU the steps behind the first token are captured."""
+        choose = Chooser(sampling)
+        token = choose(logits)
+        yield token
+        if limit >= WORTH_CAPTURING and self.model.device.type == "cuda":
+            from dropkv.decode.captured import captures, tokens_behind
+
+            if captures(self.model):
+                drawn = None if sampling.temperature == 0 else draws(sampling, limit)
+                for following in tokens_behind(self.model, self.prefix, tail, token, sampling, drawn, limit):
+                    pending.clear()
+                    yield following
+        while True:
+            logits = self.forward([token], tail)
+            pending.clear()
+            token = choose(logits)
+            yield token
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decoded answer tokens, special tokens left out."""

@@ -77,8 +77,12 @@ class Batch:
 
     def __init__(self, model: Model, rows: int, capacity: int) -> None:
         self.model = model
-        self.tails = Tails(model.geometry, model.devices, model.dtype, rows, capacity)
+        self.tails = Tails.of(model.geometry, model.devices, model.dtype, rows, capacity)
         self._slots: list[Row | None] = []
+
+    def wanted(self, waiting: int) -> int:
+        """How many of so many waiting questions should be admitted now."""
+        return min(self.free, waiting)
 
     @property
     def free(self) -> int:
@@ -104,13 +108,17 @@ class Batch:
 
     def step(self) -> list[Row]:
         """One more token for every row; gives the rows whose answers are done, whose places are free then."""
+        done = self._sweep()
         self._close_up()
         rows = self.rows
-        going = [row for row in rows if not row.done]
-        if len(going) == len(rows):
+        if rows:
             pieces = [Piece(slot, row.asked.prefix, row.length, row.tokens[-1:]) for slot, row in enumerate(rows)]
             self._choose(rows, forward_rows(self.model, self.tails, pieces))
-        done = [row for row in rows if row.done]
+        return done + self._sweep()
+
+    def _sweep(self) -> list[Row]:
+        """The rows that are done leave their places."""
+        done = [row for row in self.rows if row.done]
         self._slots = [None if row is None or row.done else row for row in self._slots]
         return done
 
@@ -152,11 +160,24 @@ def answer_all(model: Model, asked: Sequence[Asked], rows: int | None = None) ->
     if not asked:
         return
     capacity = -(-max(one.length for one in asked) // ROUND) * ROUND
-    batch = Batch(model, min(rows or fitting_rows(model, capacity), len(asked)), capacity)
+    yield from run_batch(make_batch(model, min(rows or fitting_rows(model, capacity), len(asked)), capacity), asked)
+
+
+def run_batch(batch: Batch, asked: Sequence[Asked]) -> Iterator[Row]:
+    """All questions through the rows of a batch, in the order in which they are done; no tail may be longer than the batch's."""
     waiting = deque(Row(number, one) for number, one in enumerate(asked))
     while waiting or batch.rows:
-        batch.admit([waiting.popleft() for _ in range(min(batch.free, len(waiting)))])
+        batch.admit([waiting.popleft() for _ in range(batch.wanted(len(waiting)))])
         yield from batch.step()
+
+
+def make_batch(model: Model, rows: int, capacity: int) -> Batch:
+    """A batch whose steps are captured where they can be, else a plain one."""
+    if model.device.type != "cuda":
+        return Batch(model, rows, capacity)
+    from dropkv.decode.captured import CapturedBatch, captures
+
+    return (CapturedBatch if captures(model) else Batch)(model, rows, capacity)
 
 
 def fitting_rows(model: Model, capacity: int) -> int:

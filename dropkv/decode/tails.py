@@ -13,20 +13,26 @@ from dropkv.models import LayerGeometry
 class Tails:
     """Per layer keys [rows, kv_heads, capacity, d_k] and values [rows, kv_heads, capacity, d_v]; nothing grows and nothing is copied per token."""
 
-    def __init__(
-        self,
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self.keys, self.values = list(keys), list(values)
+        self.rows, _, self.capacity, _ = keys[0].shape
+
+    @classmethod
+    def of(
+        cls,
         geometry: Sequence[LayerGeometry],
         devices: Sequence[torch.device],
         dtype: torch.dtype,
         rows: int,
         capacity: int,
-    ) -> None:
-        self.rows = rows
-        self.capacity = capacity
+    ) -> Tails:
+        """New ones, each layer's on its own device."""
         places = list(zip(geometry, devices, strict=True))
         # zeros: what no token has been written to is multiplied by a weight of 0, and 0 times what memory held may be no number
-        self.keys = [torch.zeros((rows, g.kv_heads, capacity, g.d_k), dtype=dtype, device=at) for g, at in places]
-        self.values = [torch.zeros((rows, g.kv_heads, capacity, g.d_v), dtype=dtype, device=at) for g, at in places]
+        return cls(
+            [torch.zeros((rows, g.kv_heads, capacity, g.d_k), dtype=dtype, device=at) for g, at in places],
+            [torch.zeros((rows, g.kv_heads, capacity, g.d_v), dtype=dtype, device=at) for g, at in places],
+        )
 
     @property
     def bytes(self) -> int:
