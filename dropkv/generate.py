@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dropkv.attention import run_logits
 from dropkv.cache import AnswerRun, Prefix, Tail
-from dropkv.decode.batch import Asked, Row, answer_all
+from dropkv.decode.batch import Asked, Row, answer_all, captures
 from dropkv.decode.sampling import Chooser, draws
 from dropkv.errors import ModelError, QuestionError
 from dropkv.models import Model
@@ -132,6 +132,7 @@ class Session:
         self.seam = seam
         self.prefix = prefix
         self._idle: list[Tail] = []
+        self._captures = True
 
     def rest(self, tail: Tail) -> None:
         """The tail of an answer that is done is kept for the next one, if steps were captured on it."""
@@ -254,14 +255,15 @@ class Session:
         choose = Chooser(sampling)
         token = choose(logits)
         yield token
-        if limit >= WORTH_CAPTURING and self.model.device.type == "cuda":
-            from dropkv.decode.captured import captures, tokens_behind
+        self._captures = self._captures and captures(self.model)
+        if limit >= WORTH_CAPTURING and self._captures:
+            from dropkv.decode.captured import tokens_behind
 
-            if captures(self.model):
-                drawn = None if sampling.temperature == 0 else draws(sampling, limit)
-                for following in tokens_behind(self.model, self.prefix, tail, token, sampling, drawn, limit):
-                    pending.clear()
-                    yield following
+            drawn = None if sampling.temperature == 0 else draws(sampling, limit)
+            for following in tokens_behind(self.model, self.prefix, tail, token, sampling, drawn, limit):
+                pending.clear()
+                yield following
+            self._captures = False  # it has ended at once
         while True:
             logits = self.forward([token], tail)
             pending.clear()

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from dropkv.settings import Sampling
 
 MOST = 64  # rows, unless more are asked for
 SHARE = 0.5  # of the memory that is free, for tails and logits
-PACK = 512  # questions are read together up to so many tokens: enough to keep a GPU busy, little memory
+PACK = 256  # questions are read together up to so many tokens: enough to keep a GPU busy, little memory
 ROUND = 16  # capacities are multiples
 
 
@@ -173,11 +174,19 @@ def run_batch(batch: Batch, asked: Sequence[Asked]) -> Iterator[Row]:
 
 def make_batch(model: Model, rows: int, capacity: int) -> Batch:
     """A batch whose steps are captured where they can be, else a plain one."""
-    if model.device.type != "cuda":
+    if not captures(model):
         return Batch(model, rows, capacity)
-    from dropkv.decode.captured import CapturedBatch, captures
+    from dropkv.decode.captured import CapturedBatch
 
-    return (CapturedBatch if captures(model) else Batch)(model, rows, capacity)
+    return CapturedBatch(model, rows, capacity)
+
+
+def captures(model: Model) -> bool:
+    """Whether steps of this model can be captured: all of it is on one GPU, and Triton is installed."""
+    device = model.device
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return all(weights.device == device for weights in model.network.parameters())
 
 
 def fitting_rows(model: Model, capacity: int) -> int:

@@ -9,11 +9,10 @@ import torch
 
 from dropkv.cache import Prefix, Tail
 from dropkv.decode.batch import Batch, Row
-from dropkv.decode.step import Flight, RowState, Step, captures
+from dropkv.decode.step import Flight, RowState, Step, log
+from dropkv.errors import ModelError
 from dropkv.models import Model
 from dropkv.settings import Sampling
-
-__all__ = ["CapturedBatch", "captures", "tokens_behind"]
 
 AHEAD = 1  # steps that are launched before the tokens of an earlier one are looked at
 SHARE = 8  # questions are read once so large a part of the rows is free: reading costs as much as some steps
@@ -27,6 +26,7 @@ class CapturedBatch(Batch):
         self._step: Step | None = None
         self._flights: deque[tuple[list[Row | None], Flight]] = deque()
         self._placed = False
+        self._plain = False
 
     def wanted(self, waiting: int) -> int:
         free = self.free
@@ -39,6 +39,8 @@ class CapturedBatch(Batch):
             self._placed = False
 
     def step(self) -> list[Row]:
+        if self._plain:
+            return super().step()
         done = self._sweep()
         rows = self.rows
         if self._step is not None and 4 * len(rows) <= self._step.rows:
@@ -52,7 +54,11 @@ class CapturedBatch(Batch):
                 self._place(rows)
         if rows:
             assert self._step is not None
-            self._flights.append((list(self._slots), self._step.launch()))
+            flight = launched(self._step)
+            if flight is None:
+                self._plain = True
+                return done + super().step()
+            self._flights.append((list(self._slots), flight))
             self._land(AHEAD)
         return done + self._sweep()
 
@@ -84,11 +90,20 @@ def _state(row: Row) -> RowState:
     )
 
 
+def launched(step: Step) -> Flight | None:
+    """A launch, or None with a line on standard error where decode kernels cannot be used."""
+    try:
+        return step.launch()
+    except ModelError as error:
+        log.warning("dropkv: %s: answers of %s come more slowly", error, step.model.id)
+        return None
+
+
 def tokens_behind(
     model: Model, prefix: Prefix, tail: Tail, token: int, sampling: Sampling, drawn: torch.Tensor | None, limit: int
 ) -> Iterator[int]:
     """The tokens after `token`, the first of an answer of at most `limit`, which is not in the tail yet. The tail's length grows by one
-    with each token that is given."""
+    with each token that is given. Ends at once where decode kernels cannot be used."""
     tails = tail.as_row(limit + AHEAD)
     step = tail.step
     sampled = drawn is not None
@@ -97,7 +112,11 @@ def tokens_behind(
     ):
         step = tail.step = Step(model, tails, [prefix], 1, sampled=sampled)
     step.place([RowState(prefix, token, tail.length, sampling.temperature, sampling.top_p, drawn, 1)])
-    flights = deque([step.launch()])
+    flight = launched(step)
+    if flight is None:
+        tail.step = None
+        return
+    flights = deque([flight])
     while True:
         flights.append(step.launch())
         (following,) = flights.popleft().tokens()

@@ -40,9 +40,9 @@ class FusedLayer(nn.Module):
         stream, pending = hidden[0], run.pending
         cos, sin = position_embeddings
         normed = add_norm(stream, pending, layer.input_layernorm)
-        few = len(normed) <= skinny.MOST
+        alone = len(normed) == 1
         projections = attention.q_proj, attention.k_proj, attention.v_proj
-        q, k, v = skinny.products(normed, projections) if few else [projection(normed) for projection in projections]
+        q, k, v = skinny.products(normed, projections) if alone else [projection(normed) for projection in projections]
         shape = run.geometry[self.index]
         q = rotate_and_put(
             q.view(len(q), shape.query_heads, -1), k.view(len(q), shape.kv_heads, -1), v.view(len(q), shape.kv_heads, -1),
@@ -51,9 +51,9 @@ class FusedLayer(nn.Module):
         )  # fmt: skip
         out = run.over(self.index, q, float(attention.scaling), None)
         out = out.flatten(1)
-        out = skinny.products(out, [attention.o_proj])[0] if few else attention.o_proj(out)
+        out = skinny.products(out, [attention.o_proj])[0] if alone else attention.o_proj(out)
         normed = add_norm(stream, out, layer.post_attention_layernorm)
-        if few:
+        if alone:
             out = skinny.products(skinny.gated(normed, mlp.gate_proj, mlp.up_proj), [mlp.down_proj])[0]
         else:
             out = mlp.down_proj(gate(mlp.gate_proj(normed), mlp.up_proj(normed)))

@@ -18,6 +18,7 @@ from dropkv.decode.layout import Layout
 from dropkv.decode.sampling import choose
 from dropkv.decode.tails import Tails
 from dropkv.errors import ModelError
+from dropkv.kernels.fused_decode import launch, put, tile_of
 from dropkv.models import Model
 
 log = logging.getLogger("dropkv")
@@ -27,7 +28,6 @@ FEW, MANY = (
     66,
 )  # chunks that a layer's prefix is cut into: two for each multiprocessor of an H200, or one for every two, so that ...
 SPREAD = 8  # ... what chunks leave behind stays small once there are more rows than this
-TILE = 128
 SPLITS = 512  # programs that tails are cut into, where rows are few
 
 
@@ -53,7 +53,8 @@ class KernelRun:
         self.tails = tails
         device, shape = model.device, model.geometry[0]
         count = FEW if rows <= SPREAD else MANY
-        self.layout = Layout(prefixes, device, rows, count=count, tile=TILE)
+        tile = tile_of(max(one.d_k for one in model.geometry), model.dtype.itemsize)
+        self.layout = Layout(prefixes, device, rows, most=count, tile=tile)
         self.lengths = torch.zeros(rows, dtype=torch.int32, device=device)
         self.seen = 0
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -74,22 +75,19 @@ class KernelRun:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """Attention outputs [1, heads, rows, d_v] of one new token a row."""
-        from dropkv.kernels.fused_decode import put
-
         news = k[0].transpose(0, 1), v[0].transpose(0, 1)
         put(*news, self.tails.keys[layer], self.tails.values[layer], self.lengths)
         return self.over(layer, q[0].transpose(0, 1), scale, softcap).transpose(0, 1)[None]
 
     def over(self, layer: int, q: Tensor, scale: float, softcap: float | None) -> Tensor:
         """Attention outputs [rows, heads, d_v] of q [rows, heads, d] over prefixes and tails, which have the new tokens already."""
-        from dropkv.kernels.fused_decode import launch
-
         self.seen += 1
         layout, shape = self.layout, self.geometry[layer]
         return launch(
             q, self.tails.keys[layer], self.tails.values[layer], self.lengths, layout.starts, layout.tables[layer],
             layout.chunks[layer], layout.heads[layer], layout.tiles, layout.order, layout.whose, self.scratch, self.out,
             scale=scale, softcap=softcap, reach=shape.window if shape.kind == "sliding" else None, tile=layout.tile,
+            per_head=layout.per_head,
             side=self._side,
         )  # fmt: skip
 
@@ -110,10 +108,9 @@ class Flight:
         return [int(token) for token in self._tokens.tolist()]
 
 
-def captures(model: Model) -> bool:
-    """Whether steps of this model can be captured: all of it is on one GPU."""
-    device = model.device
-    return device.type == "cuda" and all(weights.device == device for weights in model.network.parameters())
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
 
 
 class Step:
@@ -156,27 +153,41 @@ class Step:
                     self._drawn[row, : len(state.drawn)] = state.drawn
 
     def launch(self) -> Flight:
-        """Begin the next token of every row; the host need not wait for it before it launches another."""
+        """Begin the next token of every row; the host need not wait for it before it launches another.
+
+        The first launch compiles what there is to compile. Raises ModelError when that cannot be done here, or a layer bypasses the run.
+        """
         self._steps += 1
         with torch.inference_mode():
             if self._graph is None and self._steps == 2 and self.model.device.type == "cuda":
-                self._capture()  # the first step has compiled and allocated what there is
+                self._capture()
             if self._graph is not None:
                 self._graph.replay()
+            elif self._steps == 1:
+                self._first()
             else:
                 self._forward()
         return Flight(self._token)
+
+    def _first(self) -> None:
+        try:
+            self._forward()
+        except (torch.OutOfMemoryError, ModelError):
+            raise
+        except Exception as error:  # of many kinds: no compiler, an unknown GPU, too little shared memory
+            raise ModelError(f"decode kernels cannot be used ({_line(error)})") from error
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
                 self._forward()
-        except (RuntimeError, ModelError) as error:
+        except RuntimeError as error:
             torch.cuda.synchronize(self.model.device)
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             log.warning(
-                "dropkv: decode steps of %s are not captured (%s); answers come more slowly", self.model.id, reason
+                "dropkv: decode steps of %s cannot be captured (%s): answers come more slowly",
+                self.model.id,
+                _line(error),
             )
             return
         self._graph = graph

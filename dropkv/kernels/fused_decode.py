@@ -10,7 +10,9 @@ inside a prefix and tail lengths are int32. The plain-torch twin is `dropkv.kern
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -18,6 +20,45 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2E = 1.4426950408889634
+SHARED = 200_000  # bytes of shared memory that a program may take where a GPU does not tell
+RESERVED = 4096  # bytes of it that are not for entries
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a kernel works on entries: so many at a time, loaded so many steps ahead, by so many warps, with so many registers a thread."""
+
+    columns: int
+    stages: int
+    warps: int
+    registers: int | None = None
+
+    def fitting(self, tile: int, width: int, itemsize: int, shared: int) -> Blocks:
+        """The same, with less at a time where rows of a tile and entries, keys and values together `width` wide, would not fit into so many bytes."""
+        columns, stages = self.columns, self.stages
+        while itemsize * (tile * width // 2 + stages * columns * width) > shared and columns > 16:
+            columns, stages = (columns, stages - 1) if stages > 2 else (columns // 2, stages)
+        return Blocks(columns, stages, self.warps, self.registers)
+
+
+FEW, MANY, TAILS = (
+    Blocks(64, 3, 4),
+    Blocks(64, 3, 8, 168),
+    Blocks(64, 2, 4),
+)  # MANY leaves registers for programs of TAILS beside it
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory for a program's entries."""
+    if device.type != "cuda":
+        return SHARED
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED) - RESERVED
+
+
+def tile_of(d: int, itemsize: int) -> int:
+    """Queries of a tile for heads of d dimensions: 128 of the usual ones. float32 has no fast products, and gains nothing by more than few."""
+    return 16 if itemsize > 2 else 128 if d <= 128 else 64
 
 
 def put(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
@@ -219,9 +260,9 @@ def launch(
     softcap: float | None,
     reach: int | None,
     tile: int,
-    columns: tuple[int, int] = (64, 64),
-    warps: tuple[int, int] | None = None,
-    stages: tuple[int, int] = (3, 3),
+    per_head: int,
+    far_blocks: Blocks | None = None,
+    near_blocks: Blocks = TAILS,
     side: torch.cuda.Stream | None = None,
 ) -> Tensor:
     """out [rows, heads, d_v] of one layer for q [rows, heads, d]; keys, values [rows', kv_heads, capacity, d] have every row's newest token.
@@ -231,34 +272,41 @@ def launch(
     [prefixes, kv_heads + 1]: the chunks of each head. tiles int32 [T, 3]: prefix, and which of `order` int32 [rows] from, how many (0: none),
     at most `tile` queries with their groups. whose int32 [rows]: each row's prefix. scratch: float32 outputs [C, rows, group, d_v] and sums
     [C, rows, group] of chunks, and those of tails [splits, rows, heads, d_v], [splits, rows, heads]; sums must start as -inf.
-    side: a stream on which tails are attended to while the prefix is.
+    per_head: the most chunks of a head. side: a stream on which tails are attended to while the prefix is.
     """
     rows, heads, d = q.shape
     kv_heads, d_v = values.shape[1], values.shape[-1]
     group = heads // kv_heads
     far, far_sums, near, near_sums = scratch
     splits = near.shape[0]
-    warps = warps or (8 if tile >= 128 else 4, 4)
+    size = d + d_v, q.itemsize, shared_memory(q.device)
+    far_blocks = (far_blocks or (MANY if tile >= 128 else FEW)).fitting(tile, *size)
+    near_blocks = near_blocks.fitting(16, *size)
+    limit = {} if far_blocks.registers is None or not q.is_cuda else {"maxnreg": far_blocks.registers}
     factor, cap = (scale * LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * LOG2E)
     flags = dict(GROUP=group, D=d, DV=d_v, BD=max(16, triton.next_power_of_2(d)), BDV=max(16, triton.next_power_of_2(d_v)),
                  SOFTCAP=softcap is not None, REACH=reach is not None)  # fmt: skip
     main = None if side is None else torch.cuda.current_stream(q.device)
     if side is not None and main is not None:
         side.wait_stream(main)
+    # first, since its programs are large: those over tails fit between them
+    _over_prefix[(chunks.shape[1], tiles.shape[0])](
+        q, table, chunks, tiles, order, lengths, starts, far, far_sums, factor, cap, reach or 0, q.stride(0), q.stride(1),
+        table.stride(0), chunks.stride(0), far.shape[1], **flags, BM=tile,
+        BN=far_blocks.columns, STAGES=far_blocks.stages, num_warps=far_blocks.warps, **limit,
+    )  # fmt: skip
     with nullcontext() if side is None else torch.cuda.stream(side):
         _over_tails[(rows, kv_heads, splits)](
             q, keys, values, lengths, near, near_sums, factor, cap, reach or 0, q.stride(0), q.stride(1),
             keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), near.shape[1], heads,
-            **flags, BM=max(16, triton.next_power_of_2(group)), BN=columns[1], SPLITS=splits, STAGES=stages[1], num_warps=warps[1],
+            **flags, BM=max(16, triton.next_power_of_2(group)), SPLITS=splits,
+            BN=near_blocks.columns, STAGES=near_blocks.stages, num_warps=near_blocks.warps,
         )  # fmt: skip
-    _over_prefix[(chunks.shape[1], tiles.shape[0])](
-        q, table, chunks, tiles, order, lengths, starts, far, far_sums, factor, cap, reach or 0, q.stride(0), q.stride(1),
-        table.stride(0), chunks.stride(0), far.shape[1], **flags, BM=tile, BN=columns[0], STAGES=stages[0], num_warps=warps[0],
-    )  # fmt: skip
     if side is not None and main is not None:
         main.wait_stream(side)
+    at_once = min(64, max(8, triton.next_power_of_2(per_head)))
     _merge[(rows, heads)](
         far, far_sums, near, near_sums, whose, heads_of, out, heads_of.stride(0), far.shape[1], heads, out.stride(0), out.stride(1),
-        GROUP=group, DV=d_v, BDV=flags["BDV"], BC=8, SPLITS=splits, BS=triton.next_power_of_2(splits), num_warps=1,
+        GROUP=group, DV=d_v, BDV=flags["BDV"], BC=at_once, SPLITS=splits, BS=triton.next_power_of_2(splits), num_warps=max(1, at_once // 16),
     )  # fmt: skip
     return out

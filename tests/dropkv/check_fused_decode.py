@@ -10,7 +10,7 @@ import torch
 
 from dropkv.cache import Prefix
 from dropkv.decode.layout import Layout
-from dropkv.kernels.fused_decode import launch, put
+from dropkv.kernels.fused_decode import Blocks, launch, put
 from dropkv.models import LayerGeometry
 from formats import LayerEntries
 
@@ -82,7 +82,7 @@ def main() -> None:
             untouched[row, :, filled[row]] = k[row]
         assert torch.equal(keys, untouched)
 
-        layout = Layout(prefixes, torch.device(device), rows, count=count, tile=tile)
+        layout = Layout(prefixes, torch.device(device), rows, most=count, tile=tile)
         layout.place_rows([prefixes[one] for one in whose])
         chunks = layout.chunks[0].shape[1]
         scratch = [
@@ -96,8 +96,8 @@ def main() -> None:
         out = torch.full((rows, heads, d_v), torch.nan, dtype=dtype, device=device)
         launch(
             q, keys, values, filled.to(device), layout.starts, layout.tables[0], layout.chunks[0], layout.heads[0], layout.tiles,
-            layout.order, layout.whose, tuple(scratch), out, scale=d**-0.5, softcap=softcap, reach=reach, tile=layout.tile,
-            columns=(16, 16),
+            layout.order, layout.whose, tuple(scratch), out, scale=d**-0.5, softcap=softcap, reach=reach, tile=layout.tile, per_head=layout.per_head,
+            far_blocks=Blocks(16, 2, 4), near_blocks=Blocks(16, 2, 4),
         )  # fmt: skip
         worst = 0.0
         for row, number in enumerate(whose):

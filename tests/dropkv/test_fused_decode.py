@@ -13,8 +13,8 @@ import pytest
 FOLDER = Path(__file__).parent
 
 
-def run(script: str, *arguments: str) -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+def run(script: str, *arguments: str, interpret: bool = True) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1" if interpret else "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(FOLDER / script), *arguments],
         env=environment,
@@ -34,3 +34,7 @@ def test_the_kernels_equal_the_definition(dtype: str) -> None:
 def test_steps_equal_the_plain_run() -> None:
     """Fused layers (llama, qwen2 with biases and a window, qwen3 with norms of heads), and families whose layers stay as they are."""
     run("check_decode_step.py", "llama", "qwen2-sliding", "qwen3", "gemma2", "stablelm")
+
+
+def test_the_kernels_compile_for_a_gpu() -> None:
+    run("check_decode_compiles.py", interpret=False)
