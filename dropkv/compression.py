@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from dropkv import methods
 from dropkv._version import __version__
@@ -22,10 +22,11 @@ from dropkv.methods import Method, Pool
 from dropkv.models import Model
 from dropkv.observers import Observation, observe
 from dropkv.prefill import Prefilled, prefill
-from dropkv.prompts import Seam
+from dropkv.prompts import Seam, question_list
 from dropkv.settings import CompressSettings, Sampling
 from dropkv.spans import SLICE
 from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
+from formats.errors import printable
 from formats.quantized import describe as describe_codes
 from formats.quantized import entry_bytes, quantize
 
@@ -102,7 +103,10 @@ class Report:
 
 
 class Compression:
-    """A compressed document in memory: save it, or ask it at once."""
+    """A compressed document in memory: save it, or ask it at once.
+
+    model: the one that read it. metadata: what the file will say of itself. report: what it took and gave, fidelity included.
+    """
 
     def __init__(self, model: Model, plan: Plan, prefilled: Prefilled, metadata: Metadata, report: Report) -> None:
         self.model = model
@@ -111,27 +115,49 @@ class Compression:
         self._plan = plan
         self._prefilled = prefilled
 
+    def __repr__(self) -> str:
+        return f"<Compression of {summary(self.metadata)}>"
+
     @property
     def layers(self) -> tuple[LayerEntries, ...]:
         """The kept entries of every layer, as a file stores them: quantised ones are codes and grids."""
         return self._prefilled.layers
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> int:
-        """Write the .kv file; gives its size in bytes. Raises a formats.FormatError when it exists or cannot be written."""
+        """Write the .kv file; gives its size in bytes.
+
+        overwrite: replace what is there. Raises FormatError when something is and it was not to be replaced, or when it cannot be written;
+        no half-written file is ever left.
+        """
         import torch
 
         settings = self._plan.settings
         tokens = torch.tensor(self._plan.ids, dtype=torch.int32) if settings.keep_tokens else None
         return write_file(path, self.metadata, self.layers, tokens, overwrite=overwrite, zstd=settings.zstd)
 
-    def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
-        """The answer to a question without saving, the same as a saved file gives. Raises QuestionError."""
-        return self.session().ask(question, sampling)
+    @overload
+    def ask(self, question: str, sampling: Sampling | None = None) -> Answer: ...
+    @overload
+    def ask(self, question: list[str] | tuple[str, ...], sampling: Sampling | None = None) -> list[Answer]: ...
+    def ask(
+        self, question: str | list[str] | tuple[str, ...], sampling: Sampling | None = None
+    ) -> Answer | list[Answer]:
+        """The answer to a question, or the answers to several, without saving: the same that a saved file gives. Raises QuestionError."""
+        session = self.session()
+        if isinstance(question, str):
+            return session.ask(question, sampling)
+        return [session.ask(one, sampling) for one in question_list(question)]
 
     def session(self) -> Session:
         """Ask without saving: the same entries, in the same order, as a saved file has; quantised ones restored as from the file."""
         stored = Prefix(self.layers, self.model.geometry, self._plan.tokens, self.metadata.quantization)
         return Session(self.model, self._plan.seam, stored.to(self.model.devices, self.model.dtype))
+
+
+def summary(metadata: Metadata) -> str:
+    """A compressed document in a few words."""
+    document, model = printable(metadata.document.name, 80), printable(metadata.model.id, 80)
+    return f"{document}: {metadata.document.tokens:,} tokens, {metadata.budget.kept:,} entries per KV head, {model}"
 
 
 def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:

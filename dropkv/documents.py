@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from dropkv.errors import DocumentError
-from formats.errors import show_path
+from dropkv.errors import DocumentError, no_text
+from formats.errors import printable, show_path
 
 STDIN = "-"
 
@@ -27,7 +27,11 @@ class Document:
 
     @classmethod
     def of(cls, text: str, name: str = "text") -> Document:
-        """A document from text in memory; raises DocumentError when it is empty or no valid Unicode."""
+        """A document from text in memory; raises DocumentError when it is empty, no valid Unicode or no text."""
+        if not isinstance(name, str):
+            raise DocumentError(f"the name of a document is {no_text(name)}")
+        if not isinstance(text, str):
+            raise DocumentError(f"{name}: the document is {no_text(text)}")
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -42,6 +46,8 @@ def read_document(path: str | os.PathLike[str]) -> Document:
 
     Raises DocumentError for what is missing, unreadable, empty or no UTF-8 text, naming the fix.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise DocumentError(f"{printable(repr(path), 80)}: is no file name; give a path, or compress the text itself")
     if os.fspath(path) == STDIN:
         raw, name, shown = sys.stdin.buffer.read(), "stdin", "standard input"
     else:

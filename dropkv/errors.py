@@ -40,3 +40,10 @@ class QuestionError(DropkvError):
 
 class HubError(DropkvError):
     """The Hub cannot be reached, refuses, does not have what was asked for, or sends something else."""
+
+
+def no_text(value: object) -> str:
+    """What to say of a value that stands where text was expected."""
+    if isinstance(value, bytes | bytearray):
+        return "bytes, not text: decode it first, .decode()"
+    return f"of type {type(value).__name__}, not text: give a str"

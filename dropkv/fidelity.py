@@ -5,6 +5,9 @@ first tokens of a quote are its cue; each token after them is to be predicted. W
 what has been evicted it cannot find, and without the document it could only guess: the share of the way from guessing to copying is what is
 kept. The full cache's predictions are made during the prefill, where every layer's keys and values are there for a moment; the file's, by one
 forward call over the kept entries. The queries are no observer's: the tokens stand at other places, behind other words, and see everything.
+
+It measures what the budget costs against the full cache: not whether the model can answer, which it may fail to do with the full cache, and
+nothing of use where the entries were chosen for given questions, as the quotes are from all over the document.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dropkv.answer_text import AnswerText
 from dropkv.attention import run_logits
 from dropkv.cache import AnswerRun, Prefix, Tail
 from dropkv.decode.batch import Asked, Row, answer_all, captures
@@ -16,15 +17,20 @@ from dropkv.decode.sampling import Chooser, draws
 from dropkv.errors import ModelError, QuestionError
 from dropkv.models import Model
 from dropkv.prompts import Seam
-from dropkv.settings import Sampling, check_batch_size
+from dropkv.settings import Sampling, check_batch_size, check_sampling
 
 WORTH_CAPTURING = 8  # tokens; the steps of shorter answers are not captured
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer and what it cost. prefix_entries: kept entries per KV head on average over layers and heads; prefilled_tokens: tokens that
-    were computed before the first answer token (the question's own); stopped: the model ended the answer, not the token limit."""
+    """One answer and what it cost.
+
+    text: the answer, without white space around it. document_tokens: of the whole document, however few of its entries are kept.
+    prefix_entries: kept entries per KV head on average over layers and heads. prefilled_tokens: tokens that were computed before the
+    first answer token (the question's own). seconds_first_token, seconds_total: from the question on. stopped: True when the model ended
+    the answer itself, False when the token limit or the end of its context did.
+    """
 
     question: str
     text: str
@@ -47,7 +53,7 @@ class Turn:
 
 
 class Stream(Iterator[str]):
-    """Pieces of one answer's text as they are generated; `answer` is set when the iterator is exhausted."""
+    """Pieces of one answer's text as they are generated; `answer` is None until the last one was taken."""
 
     def __init__(
         self,
@@ -72,10 +78,11 @@ class Stream(Iterator[str]):
         self._pieces.close()  # type: ignore[attr-defined]
 
     def result(self) -> Answer:
-        """Generate to the end and give the answer."""
+        """Generate to the end and give the answer. Raises QuestionError when it was stopped before."""
         for _ in self:
             pass
-        assert self.answer is not None
+        if self.answer is None:
+            raise QuestionError("the answer was stopped before its end and has no result; ask again")
         return self.answer
 
     def _run(
@@ -98,9 +105,7 @@ class Stream(Iterator[str]):
             tokens.append(token)
             pending[:] = [token]
             text = session.text(tokens)
-            if (
-                len(text) > len(shown) and text.startswith(shown) and not text.endswith("\ufffd")
-            ):  # half a character is held back
+            if len(text) > len(shown) and text.startswith(shown):
                 yield text[len(shown) :]
                 shown = text
             if len(tokens) >= limit:
@@ -131,6 +136,7 @@ class Session:
         self.model = model
         self.seam = seam
         self.prefix = prefix
+        self._text = AnswerText(model.tokenizer, seam.encoder.special_ids)
         self._idle: list[Tail] = []
         self._captures = True
 
@@ -154,8 +160,8 @@ class Session:
     def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
         """The answer to one question, piece by piece. Raises QuestionError for an empty question or one that does not fit."""
         ids = self.question_ids(question)
-        tail = self._idle.pop() if self._idle else Tail()
-        return Stream(self, tail, question, ids, sampling or Sampling(), [])
+        sampling = check_sampling(sampling)
+        return Stream(self, self._idle.pop() if self._idle else Tail(), question, ids, sampling, [])
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
         """The whole answer to one question."""
@@ -271,13 +277,15 @@ class Session:
             yield token
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Decoded answer tokens, special tokens left out."""
-        text: str = self.model.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
+        """Decoded answer tokens: special tokens are left out, and so are bytes at the end that are not yet a character."""
+        return self._text(tokens)
 
 
 class Chat:
-    """A conversation: every turn's question and answer stay in one tail behind the document. turns: what the tail holds."""
+    """A conversation: each turn sees the document and the turns before it; `turns` is what was said so far.
+
+    `dropkv.transcripts` has save_turns and read_turns, for conversations on disk.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -292,10 +300,10 @@ class Chat:
         """
         ids = [*self._pending, *self._asked(question, first=not self.turns)]
         self.session.room(len(self._tail) + len(ids), 1)
-        return Stream(self.session, self._tail, question, ids, sampling or Sampling(), self._pending, self.turns)
+        return Stream(self.session, self._tail, question, ids, check_sampling(sampling), self._pending, self.turns)
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
-        """The next turn's whole answer."""
+        """The next turn's whole answer. Raises what `stream` raises."""
         return self.stream(question, sampling).result()
 
     def reset(self) -> None:
@@ -306,6 +314,10 @@ class Chat:
 
     def resume(self, turns: Sequence[Turn]) -> None:
         """Forget all turns and go on behind these, which are read in one forward call. Raises QuestionError when they do not fit."""
+        if not isinstance(turns, Sequence) or not all(isinstance(turn, Turn) for turn in turns):
+            raise QuestionError(
+                "turns are what the `turns` of a conversation holds, or what transcripts.read_turns gives"
+            )
         ids: list[int] = []
         for number, turn in enumerate(turns):
             ids += [*self._asked(turn.question, first=number == 0), *turn.tokens]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from os import PathLike
+from os.path import isfile
 from typing import Any, Unpack, overload
 
 from torch import Tensor
@@ -13,52 +15,73 @@ from torch import Tensor
 from dropkv.attention import plain_cache
 from dropkv.cache import Prefix
 from dropkv.checkpoints import name_in_file
-from dropkv.compression import Compression, compress_document
+from dropkv.compression import Compression, compress_document, summary
 from dropkv.devices import wait_for
-from dropkv.documents import Document
-from dropkv.errors import IdentityError, ModelError, QuestionError, UsageError
+from dropkv.documents import Document, read_document
+from dropkv.errors import DocumentError, IdentityError, ModelError, QuestionError, UsageError
 from dropkv.generate import Answer, Chat, Session, Stream
-from dropkv.hub.fetch import parts, whole
+from dropkv.hub.fetch import for_questions
 from dropkv.identity import check
 from dropkv.models import Model, load_model
-from dropkv.prompts import Seam
+from dropkv.prompts import Seam, question_list
 from dropkv.settings import CompressOptions, CompressSettings, Sampling
 from dropkv.shrinking import chooser, shrink_prefix
 from formats import Contents, Header, Metadata, Place, read_file
-from formats.errors import printable, show_place
+from formats.errors import printable, show_path, show_place
+
+LONGEST_NAME = 255  # letters of a text that might be a file name by mistake
 
 
 def compress(
-    text: str | Document,
+    text: str | Document | PathLike[str],
     *,
     model: str | Model = "smollm2-135m",
-    name: str = "text",
+    name: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
     revision: str | None = None,
     **settings: Unpack[CompressOptions],
 ) -> Compression:
-    """Compress a text in memory, as `dropkv compress` does a file, with the same defaults.
+    """Compress a text, as `dropkv compress` does a file, with the same defaults.
 
-    text: the document, or one that `read_document` read from a file. model: a name (alias, Hub id, folder), which is loaded with
-    revision, dtype and device, or a model that `load_model` loaded, so that several texts share it. name: what the file calls the
-    document. settings: the fields of CompressSettings (budget, method, observe, ...).
+    text: the document itself, a pathlib.Path of the file it is in, or what `read_document` gave. model: a name (alias, Hub id, folder),
+    which is loaded with revision, dtype and device, or a model that `load_model` loaded, so that several texts share it. name: what the
+    .kv file calls the document; None for the name of its file, or "text". settings: the fields of CompressSettings (budget, method,
+    observe, ...).
 
     Raises DocumentError, ModelError, BudgetError or UsageError, all of them DropkvError, whose text is the line that the command prints.
     """
     chosen = CompressSettings(**settings)
-    document = text if isinstance(text, Document) else Document.of(text, name)
+    document = _document(text, name)
     loaded = model if isinstance(model, Model) else load_model(model, revision=revision, dtype=dtype, device=device)
     return compress_document(loaded, document, chosen)
 
 
+def _document(text: str | Document | PathLike[str], name: str | None) -> Document:
+    if isinstance(text, PathLike):
+        text = read_document(text)
+    elif isinstance(text, str) and len(text) <= LONGEST_NAME and text.strip() and isfile(text):
+        raise DocumentError(
+            f"{show_path(text)}: is the name of a file, not its text; give pathlib.Path({text!r}) to have it read"
+        )
+    if not isinstance(text, Document):
+        return Document.of(text, "text" if name is None else name)
+    return text if name is None else Document(name, text.text, text.sha256)
+
+
 class KVFile:
-    """An opened .kv file with its model: ask it. seconds_load covers the file alone, not the model."""
+    """An opened .kv file with its model: ask it.
+
+    metadata: what the file says of itself (document, method, budget, fidelity, ...). seconds_load: of the file alone, not of the model.
+    """
 
     def __init__(self, session: Session, metadata: Metadata, seconds_load: float) -> None:
         self.metadata = metadata
         self.seconds_load = seconds_load
         self.session = session
+
+    def __repr__(self) -> str:
+        return f"<KVFile of {summary(self.metadata)}>"
 
     @property
     def model(self) -> Model:
@@ -74,33 +97,39 @@ class KVFile:
     ) -> Answer | list[Answer]:
         """The answer to a question, or the answers to several in their order, each as if asked alone.
 
-        sampling: greedy and at most 256 tokens when left out. Raises QuestionError for one that is empty or does not fit.
+        sampling: greedy and at most 256 tokens when left out. Raises QuestionError for one that is empty, no text or does not fit, and
+        for an empty list.
         """
         if isinstance(question, str):
             return self.session.ask(question, sampling)
-        for one in question:
+        questions = question_list(question)
+        for one in questions:
             self.session.question_ids(one)
-        return [answer for answer in self.ask_many(question, sampling) if isinstance(answer, Answer)]
+        return [answer for answer in self.ask_many(questions, sampling) if isinstance(answer, Answer)]
 
     def ask_many(
-        self, questions: Sequence[str], sampling: Sampling | None = None, *, batch_size: int | None = None
+        self, questions: Iterable[str], sampling: Sampling | None = None, *, batch_size: int | None = None
     ) -> Iterator[Answer | QuestionError]:
         """The answers to many questions as they are ready, in the order of the questions; several are answered at once over the one document,
         which is in memory once.
 
-        batch_size: so many at once, None for what fits into memory (at most 64). A question that is empty or does not fit gives its
+        batch_size: so many at once, None for what fits into memory (at most 64). A question that is empty, no text or does not fit gives its
         QuestionError in place of an answer. Raises UsageError for a batch size below 1.
         """
-        return self.session.ask_many(questions, sampling, batch_size=batch_size)
+        return self.session.ask_many(list(questions), sampling, batch_size=batch_size)
 
     def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
-        """The answer as an iterator of pieces of text, as they are generated; its `.answer` is set at the end. Raises QuestionError."""
+        """The answer as an iterator of pieces of text, as they are generated; its `.answer` is set at the end.
+
+        Raises QuestionError, at once and not at the first piece.
+        """
         return self.session.stream(question, sampling)
 
     def shrink(self, budget: float | int) -> KVFile:
         """The same file at a smaller budget, in memory, as `load` with that budget would give it; the model is shared.
 
-        Raises what `shrinking.smaller_budget` raises.
+        Raises BudgetError for a budget above the file's own or below the entries that are always kept, DropkvError for a method whose
+        smaller budgets are no part of larger ones.
         """
         metadata, session = self.metadata, self.session
         chosen = chooser(budget, printable(metadata.document.name))(metadata)
@@ -108,7 +137,7 @@ class KVFile:
         return KVFile(Session(session.model, session.seam, prefix), smaller, self.seconds_load)
 
     def chat(self) -> Chat:
-        """A conversation that remembers its turns."""
+        """A new conversation, in which each question sees the turns before it (`ask` and `stream` see none)."""
         return self.session.chat()
 
     @property
@@ -134,7 +163,7 @@ class KVFile:
 
         `network` is the same model loaded by transformers; the one of this file (`kv.model.network`) attends in dropkv's own way and
         takes no cache. Transformers has one length for all heads and layers, so the file must have been made with a budget that is
-        the same for all of them (--method dropkv, snapkv, keydiff, ...); UsageError names the counts otherwise, and ModelError says
+        the same for all of them (method="dropkv", "snapkv", "keydiff", ...); UsageError names the counts otherwise, and ModelError says
         that layers with sliding windows cannot be handed out.
         """
         prefix = self.session.prefix
@@ -144,7 +173,7 @@ class KVFile:
         if len(counts) > 1:
             raise UsageError(
                 f"its heads keep {min(counts):,} to {max(counts):,} entries, a plain cache has one length: "
-                f"compress with a uniform budget (--method dropkv)"
+                f"compress with a uniform budget (method='dropkv')"
             )
         keys = [_by_head(layer.keys, g.kv_heads) for layer, g in zip(prefix.layers, prefix.geometry, strict=True)]
         values = [_by_head(layer.values, g.kv_heads) for layer, g in zip(prefix.layers, prefix.geometry, strict=True)]
@@ -171,7 +200,7 @@ def load(
     budget: a smaller one than the file's own, as `shrink` would store it; only its entries are read, and what covers them checked.
     model: a loaded model, a name, or None for the one the file names. Every byte of the file is checked before the model is
     loaded. Raises FormatError for a file that fails its checks, IdentityError for another model's file (unless
-    allow_mismatch), ModelError.
+    allow_mismatch), ModelError, HubError, and with a budget what `KVFile.shrink` raises.
     """
     opened = open_file(path, budget=budget)
     if not isinstance(model, Model):
@@ -218,7 +247,7 @@ def open_file(path: Place, *, budget: float | int | None = None) -> OpenedFile:
     """
     started = time.perf_counter()
     choose = None if budget is None else chooser(budget, show_place(path))
-    place = (whole if budget is None else parts)(path) if isinstance(path, str) else path
+    place = for_questions(path, budget)
     contents = read_file(place, choose=choose)
     return OpenedFile(place, contents, time.perf_counter() - started)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -85,13 +86,16 @@ class Model:
         return regime_of(self.rope, self.max_positions, tokens)
 
 
-def load_model(name: str = BUNDLED, *, revision: str | None = None, dtype: str = "auto", device: str = "auto") -> Model:
-    """Load the model called `name` in evaluation mode.
+def load_model(
+    name: str | os.PathLike[str] = BUNDLED, *, revision: str | None = None, dtype: str = "auto", device: str = "auto"
+) -> Model:
+    """Load the model called `name` (alias, Hub id, folder, GGUF file) in evaluation mode.
 
     dtype "auto": float32 on a CPU, on CUDA the checkpoint's own 16-bit type or bfloat16. device "auto": the first GPU if
     the weights leave room on it, else spread over all GPUs with the rest in host memory; without a GPU the CPU.
     "cuda:0,cuda:1" spreads over these. Raises ModelError when it cannot be found, loaded or served, UsageError for an unknown dtype or device.
     """
+    name = _name(name)
     wanted = _dtype_name(dtype)
     places = _devices(device)
     from dropkv import attention
@@ -124,19 +128,7 @@ def load_outline(
     )
     attention.register()
     network, tokenizer = load_empty(checkpoint, wanted, place, refuse_unsupported)
-    return Model(
-        network=network,
-        tokenizer=tokenizer,
-        id=checkpoint.id,
-        source=checkpoint.source,
-        revision=checkpoint.revision,
-        device=place,
-        dtype=next(network.parameters()).dtype,
-        geometry=geometry_of(network.config),
-        max_positions=int(network.config.max_position_embeddings),
-        stop_ids=frozenset(),
-        rope=rope_of(network.config),
-    )
+    return _model(network, tokenizer, checkpoint, place)
 
 
 def wrap_model(network: Any, tokenizer: Any, *, id: str, source: Source = "folder") -> Model:
@@ -222,28 +214,37 @@ def _reason_to_refuse(config: Any, family: str) -> str:
 
 
 def _finish(network: Any, tokenizer: Any, checkpoint: Checkpoint) -> Model:
+    """A model that can run: looked over, with what answering needs."""
     from dropkv import attention
     from dropkv.devices import execution_device
     from dropkv.probe import probe
 
     network.eval()
-    geometry = geometry_of(network.config)
+    model = _model(network, tokenizer, checkpoint, attention.entry_device(network))
     if checkpoint.weights == () or network.config.model_type not in TESTED:
-        probe(network, geometry, checkpoint.id, unrotated_layers(network.config))
+        probe(network, model.geometry, checkpoint.id, unrotated_layers(network.config))
+    return replace(
+        model,
+        stop_ids=_stop_ids(network, tokenizer, checkpoint.id),
+        weights=checkpoint.weights,
+        layer_devices=tuple(execution_device(layer) for layer in attention.layer_list(network)[2]),
+    )
+
+
+def _model(network: Any, tokenizer: Any, checkpoint: Checkpoint, device: torch.device) -> Model:
+    """What a network, with weights or without, and where it came from say of a model."""
     return Model(
         network=network,
         tokenizer=tokenizer,
         id=checkpoint.id,
         source=checkpoint.source,
         revision=checkpoint.revision,
-        device=attention.entry_device(network),
+        device=device,
         dtype=next(weights.dtype for weights in network.parameters() if weights.is_floating_point()),
-        geometry=geometry,
+        geometry=geometry_of(network.config),
         max_positions=int(network.config.max_position_embeddings),
-        stop_ids=_stop_ids(network, tokenizer, checkpoint.id),
+        stop_ids=frozenset(),
         rope=rope_of(network.config),
-        weights=checkpoint.weights,
-        layer_devices=tuple(execution_device(layer) for layer in attention.layer_list(network)[2]),
     )
 
 
@@ -260,7 +261,21 @@ def _stop_ids(network: Any, tokenizer: Any, name: str) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _dtype_name(name: str) -> str:
+def _name(name: object) -> str:
+    """A model's name as text. Raises ModelError for what is none, such as a network of transformers."""
+    if not isinstance(name, str | os.PathLike) or not isinstance(os.fspath(name), str):
+        what = f"the model is of type {type(name).__name__}, not a name"
+        if hasattr(name, "config") and hasattr(name, "parameters"):
+            raise ModelError(
+                f"{what}: give a network in memory as dropkv.models.wrap_model(network, tokenizer, id=NAME)"
+            )
+        raise ModelError(f"{what}: give an alias, a Hub id, a folder or what load_model returned")
+    return os.fspath(name)
+
+
+def _dtype_name(name: object) -> str:
+    """The name of a dtype, which may be given as torch's own."""
+    name = str(name).removeprefix("torch.")
     plain = DTYPES.get(name, name)
     if plain not in ("auto", *DTYPES.values()):
         choices = ", ".join(["auto", *(f"{long} ({short})" for short, long in DTYPES.items())])
@@ -268,10 +283,11 @@ def _dtype_name(name: str) -> str:
     return plain
 
 
-def _devices(name: str) -> tuple[torch.device, ...]:
-    """One device, or the GPUs that weights may be spread over."""
+def _devices(name: object) -> tuple[torch.device, ...]:
+    """One device, which may be given as torch's own, or the GPUs that weights may be spread over."""
     import torch
 
+    name = str(name)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return tuple(torch.device("cuda", index) for index in range(count)) or (torch.device("cpu"),)

@@ -6,11 +6,12 @@ inside a document or question stays text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dropkv.digests import digest_json
-from dropkv.errors import DocumentError, ModelError, QuestionError, UsageError
+from dropkv.errors import DocumentError, ModelError, QuestionError, UsageError, no_text
 from dropkv.template import PLAIN, Pieces, Template, default_arguments, template_source
 from dropkv.tokens import PieceEncoder
 
@@ -123,13 +124,33 @@ def _check_system(system: str | None, encoder: PieceEncoder) -> None:
         raise UsageError(f"the system text holds {mark}, a special token of {encoder.name}: leave it out")
 
 
+def question_list(questions: Iterable[str]) -> list[str]:
+    """Several questions, each one that can be asked as far as that can be told without a model. Raises QuestionError."""
+    if isinstance(questions, bytes | bytearray | Mapping) or not isinstance(questions, Iterable):
+        raise QuestionError(f"the question is {no_text(questions)}")
+    asked = list(questions)
+    if not asked:
+        raise QuestionError("the list of questions is empty: give at least one")
+    for number, question in enumerate(asked, 1):
+        try:
+            check_question(question)
+        except QuestionError as error:
+            raise QuestionError(f"question {number}: {error}") from None
+    return asked
+
+
 def check_question(text: str) -> str:
-    """A question as it is asked: outer white space dropped, lines ended by LF. Raises QuestionError for an empty one or invalid UTF-8."""
+    """A question as it is asked: outer white space dropped, lines ended by LF.
+
+    Raises QuestionError for an empty one, invalid UTF-8, and what is no text.
+    """
+    if not isinstance(text, str):
+        raise QuestionError(f"the question is {no_text(text)}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise QuestionError("the question is no valid UTF-8; check the terminal's or the file's encoding") from None
     question = text.replace("\r\n", "\n").strip()
     if not question:
-        raise QuestionError("the question is empty; type one after the file's name, or leave it out for a prompt")
+        raise QuestionError("the question is empty; ask in words")
     return question

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypedDict
 
 from dropkv.errors import BudgetError, UsageError
 from formats import codecs
+from formats.errors import printable
 from formats.grids import KINDS
 
 OBSERVERS = ("replay", "tail", "question:TEXT", "questions:FILE")
 KV_DTYPES = ("same", *KINDS)
 ZSTD_LEVELS = codecs.LEVELS
+KINDS_OF: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "None": (type(None),)}
+WORDS_OF = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "True or False"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class CompressSettings:
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
+        _check_types(self)
         if self.kv_dtype not in KV_DTYPES:
             raise UsageError(f"unknown kv-dtype {self.kv_dtype!r}: use one of {', '.join(KV_DTYPES)}")
         low, high = ZSTD_LEVELS
@@ -89,7 +93,12 @@ class CompressOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer's tokens are chosen: greedy at temperature 0, else sampled from the top_p share of the tempered distribution."""
+    """How an answer's tokens are chosen, and how many at most.
+
+    max_new_tokens: the answer is cut off there. temperature: 0 takes the likeliest token every time, more samples from the distribution
+    divided by it. top_p: only from the likeliest tokens that have this share of it together. seed: an int makes samples repeatable, None
+    draws another one each time. Raises UsageError.
+    """
 
     max_new_tokens: int = 256
     temperature: float = 0.0
@@ -97,6 +106,7 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if self.max_new_tokens < 1:
             raise UsageError(f"an answer of {self.max_new_tokens} tokens says nothing: use --max-new-tokens 1 or more")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -109,6 +119,28 @@ def check_batch_size(batch_size: int | None) -> None:
     """Raise UsageError unless it is None or a whole number >= 1."""
     if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
         raise UsageError(f"a batch of {batch_size!r} questions answers none: use --batch-size 1 or more")
+
+
+def check_sampling(sampling: Sampling | None) -> Sampling:
+    """How to choose tokens: None is greedy. Raises UsageError for anything but a Sampling."""
+    if sampling is None:
+        return Sampling()
+    if not isinstance(sampling, Sampling):
+        raise UsageError(f"sampling is of type {type(sampling).__name__}: give dropkv.Sampling(max_new_tokens=64, ...)")
+    return sampling
+
+
+def _check_types(settings: CompressSettings | Sampling) -> None:
+    """Raise UsageError for a field of another type than it is declared with."""
+    for field in fields(settings):
+        value, names = getattr(settings, field.name), str(field.type).split(" | ")
+        if not any(type(value) is bool if name == "bool" else _is(value, KINDS_OF[name]) for name in names):
+            wanted = " or ".join(WORDS_OF.get(name, name) for name in names)
+            raise UsageError(f"{field.name} is {printable(repr(value), 80)}: give {wanted}")
+
+
+def _is(value: object, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def check_budget(budget: float | int) -> None:

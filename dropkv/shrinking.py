@@ -28,8 +28,9 @@ def shrink(
 
     path: a file, or an address of the Hub (hf://...), of which only what is needed is fetched. The entries are the same ones in
     the same order, bit for bit; `fidelity`, which was measured with more of them, is left out. `output` may be `path` itself when
-    `overwrite` is set. Raises what `smaller_budget` raises, and formats.FormatError for a file that is damaged and for one that
-    exists or cannot be written, HubError.
+    `overwrite` is set. Raises BudgetError for a budget above the file's own or below the entries that are always kept, DropkvError for a
+    method whose smaller budgets are no part of larger ones, FormatError for a file that is damaged and for one that exists or cannot be
+    written, HubError.
     """
     return shrink_file(
         parts(path) if isinstance(path, str) else path,

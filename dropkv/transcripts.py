@@ -7,11 +7,12 @@ tokens, so that whoever goes on with it has exactly what was said. The budget an
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dropkv.errors import IdentityError, QuestionError
+from dropkv.errors import IdentityError, QuestionError, UsageError
 from dropkv.generate import Session, Turn
 from formats import Metadata
 from formats.errors import naming, printable, show_path
@@ -19,6 +20,7 @@ from formats.temporary import replacing
 
 VERSION = 1
 SUFFIX = ".jsonl"
+OTHER_SUFFIXES = (".kv", ".safetensors", ".json")  # which promise something else
 HEAD = "dropkv_chat"
 
 
@@ -27,10 +29,16 @@ def save_turns(
 ) -> None:
     """Write turns to a file: a transcript where its name ends in .jsonl, else Markdown.
 
-    Raises a formats.FormatError when it exists or cannot be written.
+    Raises UsageError for a name that says it is something else, such as a .kv file, a formats.FormatError when it exists or cannot be
+    written.
     """
+    name = os.fspath(path).lower() if isinstance(path, str | os.PathLike) else ""
+    if name.endswith(OTHER_SUFFIXES):
+        raise UsageError(
+            f"{show_path(path)}: a conversation is no such file: name it NAME{SUFFIX} to go on with it, NAME.md to read it"
+        )
     answers = [session.text(turn.tokens).strip() for turn in turns]
-    if str(path).endswith(SUFFIX):
+    if name.endswith(SUFFIX):
         lines = [_head(metadata), *map(_line, turns, answers)]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     else:
@@ -52,6 +60,8 @@ def read_turns(path: str | Path, session: Session, metadata: Metadata) -> list[T
 
     Raises QuestionError for what is none, IdentityError for one about another document or of another tokenizer.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise QuestionError(f"{printable(repr(path), 80)}: is no file name: name a file that /save NAME.jsonl wrote")
     shown = show_path(path)
     try:
         lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]

@@ -85,7 +85,7 @@ def report_result(
         f"{compared(file_bytes, report.full_cache_bytes)}"
     )
     if job.settings.fidelity:
-        lines = fidelity_lines(report.fidelity)
+        lines = fidelity_lines(report.fidelity, compression.metadata.observer)
         say("  fidelity: " + "\n    ".join(lines) + (f": {report.fidelity_missing}" if report.fidelity_missing else ""))
     say(
         f"  {total:.1f} s (model {load:.1f}, prefill {report.prefill_seconds:.1f}, score {report.score_seconds:.1f}, "

@@ -17,7 +17,7 @@ import click
 from dropkv.errors import DropkvError
 from dropkv_cli.main import interrupted
 from dropkv_cli.output import complain
-from formats.errors import FormatError, show_path
+from formats.errors import ExistingFile, FormatError, show_path
 
 
 class CtrlC:
@@ -63,7 +63,7 @@ def guarded(action: Callable[[], object], arguments: Sequence[str] = ()) -> int:
         return _usage(error, arguments)
     except (DropkvError, FormatError) as error:
         _trace()
-        complain(str(error))
+        complain(_advised(error))
         return error.exit_code
     except BrokenPipeError:
         _forget_output()
@@ -79,7 +79,7 @@ def guarded(action: Callable[[], object], arguments: Sequence[str] = ()) -> int:
 def failure(error: Exception) -> str:
     """What to say of an error that ends one piece of work; nothing where standard output has failed, which ends all of it."""
     if isinstance(error, DropkvError | FormatError):
-        return str(error)
+        return _advised(error)
     if _passed_output(error):
         return ""
     text = str(error)
@@ -90,6 +90,13 @@ def failure(error: Exception) -> str:
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     what = f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
     return f"unexpected {what}; run it again with DROPKV_DEBUG=1 for details and report them"
+
+
+def _advised(error: DropkvError | FormatError) -> str:
+    """The line of an error, with the options of the command line where the library names its arguments."""
+    if isinstance(error, ExistingFile) and error.fix == ExistingFile.default_fix:
+        error.fix = "choose another name with -o, or replace it with --force"
+    return str(error)
 
 
 def _usage(error: click.ClickException, arguments: Sequence[str]) -> int:

@@ -14,18 +14,28 @@ GRADES = (
     (float("-inf"), "most facts are lost, use a larger budget"),
 )
 UNMEASURED = "not measured"
+CAVEAT = "it compares predictions with the full cache's: what the budget costs, not whether the model can answer"
+CHOSEN = "passages from all over it say nothing about that: ask, and compare with a file of --budget 1.0"
 
 
-def fidelity_lines(values: Mapping[str, Any] | None) -> list[str]:
-    """The `fidelity` of a file: what it means, then the numbers. What another version wrote is shown as far as it is understood."""
+def fidelity_lines(values: Mapping[str, Any] | None, observer: Mapping[str, Any]) -> list[str]:
+    """The `fidelity` of a file made with an observer: what it means and what not, then the numbers. What another version wrote is shown as
+    far as it is understood."""
     if values is None:
         return [UNMEASURED]
     kept = _number(values, "kept_information")
     nll, full = _number(values, "nll"), _number(values, "nll_full")
     right, right_full = _number(values, "right"), _number(values, "right_full")
-    lines, parts = [], []
-    if kept is not None:
+    lines, parts, caveat = [], [], ""
+    chosen_for = asked_before(observer)
+    if kept is not None and chosen_for:
+        lines.append(
+            f"{percent(kept)} of what the whole document tells the model is kept, chosen for {chosen_for} alone"
+        )
+        caveat = CHOSEN
+    elif kept is not None:
         lines.append(f"{percent(kept)} of what the document tells the model is kept: {grade(kept)}")
+        caveat = CAVEAT
     elif nll is not None:
         lines.append("the model makes no use of the document, so there is nothing to lose")
     if right is not None and right_full is not None:
@@ -34,7 +44,19 @@ def fidelity_lines(values: Mapping[str, Any] | None) -> list[str]:
         parts.append(f"{abs(nll - full):.2f} nats {'lost' if nll >= full else 'won'} per token")
     if parts:
         lines.append("; ".join(parts))
+    if caveat:
+        lines.append(caveat)
     return lines or ["measured in a way that this version does not know"]
+
+
+def asked_before(observer: Mapping[str, Any]) -> str:
+    """The questions that a file's entries were chosen for, in words, or nothing where they were chosen for any."""
+    name, count = observer.get("name"), observer.get("count")
+    if name == "question" or (name == "questions" and count == 1):
+        return "one question"
+    if name != "questions":
+        return ""
+    return f"{count:,} questions" if isinstance(count, int) else "given questions"
 
 
 def grade(kept: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 
 import click
@@ -63,7 +63,7 @@ def _rows(header: Header) -> list[tuple[str, str]]:
         ("observer", _parameters(metadata.observer, "name")),
         ("budget", _budget(metadata)),
         ("kept", _kept(metadata)),
-        *zip(("fidelity", ""), fidelity_lines(metadata.fidelity), strict=False),
+        *zip_longest(("fidelity",), fidelity_lines(metadata.fidelity, metadata.observer), fillvalue=""),
         ("size", _size(header)),
         ("stored", _stored(header)),
         *_layers(metadata.layers),

@@ -11,7 +11,7 @@ import click
 
 from dropkv.errors import QuestionError, UsageError
 from dropkv.hub.client import Hub
-from dropkv.hub.fetch import parts, whole
+from dropkv.hub.fetch import for_questions
 from dropkv.settings import Sampling, check_batch_size
 from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import device_options, flag, given, json_option, model_aliases, refuse_pipe
@@ -131,7 +131,7 @@ def command(
     empty line between two; several questions are answered at once, --batch-size says how many. A QUESTION of - reads
     questions from standard input, one a line. With no question on a terminal a prompt opens, which an empty line or
     Ctrl-D ends, and where Ctrl-C stops an answer. /help lists its commands: with --chat, /save FILE keeps the
-    conversation.
+    conversation. A --chat obeys them among other questions too; // asks what starts with /.
 
     With --json, seconds.load is the loading of the file (not of the model), seconds.first_token and seconds.total are
     counted from the question on, and stopped is true when the model ended the answer itself, false when the token limit
@@ -151,7 +151,7 @@ def command(
         raise UsageError("no question: give one in quotes after the file, or read them from standard input with -f -")
     if resume is not None:
         _check_readable(resume)
-    place = (whole if budget is None else parts)(file, Hub(note=say))
+    place = for_questions(file, budget, Hub(note=say))
     header = read_header(place)  # what is no KV file is refused before torch is imported
     _report(bad, as_json)
     kv, model_seconds = _open(place, header, budget, model, revision, dtype, device, allow_mismatch)
@@ -165,7 +165,7 @@ def command(
     if resume is not None:
         asker.resume(resume)
     code = max(asker.ask_all(good, alone=len(asked) == 1), 1 if bad else 0)
-    if not asked or (chat and asker.streaming and sys.stdin.isatty()):
+    if not asker.ended and (not asked or (chat and asker.streaming and sys.stdin.isatty())):
         asker.prompt()
     return code
 

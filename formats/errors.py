@@ -57,7 +57,7 @@ class CorruptFile(FormatError):
 class ExistingFile(FormatError):
     """The target exists and was not to be replaced."""
 
-    default_fix = "choose another name with -o, or replace it with --force"
+    default_fix = "choose another name, or replace it with overwrite=True"
 
 
 class WriteFailed(FormatError):
@@ -84,7 +84,11 @@ class Named(Protocol):
 
 def show_place(place: str | os.PathLike[str] | Named) -> str:
     """The name of a file for messages, wherever it is."""
-    return show_path(place) if isinstance(place, str | os.PathLike) else place.shown
+    if isinstance(place, str | os.PathLike):
+        return show_path(place)
+    return getattr(place, "shown", None) or printable(
+        repr(place), 80
+    )  # the latter is no name at all, which is said next
 
 
 @contextmanager

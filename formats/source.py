@@ -71,6 +71,8 @@ class FileSource:
 @contextmanager
 def open_source(place: Place) -> Iterator[Source]:
     """Open a file for positioned reads; UnreadableFile says what stands there instead of a regular file."""
+    if not isinstance(place, str | os.PathLike) and not hasattr(place, "open"):
+        raise UnreadableFile("is no file name", fix="give a path such as book.kv")
     with _open_file(place) if isinstance(place, str | os.PathLike) else place.open() as source:
         yield source
 

@@ -22,12 +22,12 @@ from formats.source import file_kind
 LONGEST_STEM = 180  # bytes; a longer name is hashed, so that the temporary name stays below the usual limit of 255
 
 FIXES = {
-    errno.ENOSPC: "free some space, or choose another folder with -o",
-    errno.EDQUOT: "free some of your quota, or choose another folder with -o",
-    errno.EFBIG: "raise the limit on file sizes (`ulimit -f`), or choose another folder with -o",
+    errno.ENOSPC: "free some space, or choose another folder",
+    errno.EDQUOT: "free some of your quota, or choose another folder",
+    errno.EFBIG: "raise the limit on file sizes (`ulimit -f`), or choose another folder",
     errno.ENOENT: "make the folder first (`mkdir -p`)",
-    errno.ENOTDIR: "choose another folder with -o",
-    errno.ENAMETOOLONG: "choose a shorter name with -o",
+    errno.ENOTDIR: "choose another folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 AT_FDCWD, RENAME_NOREPLACE = -100, 1  # Linux's, which Python does not name
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL}
@@ -77,14 +77,16 @@ def check_target(path: str | os.PathLike[str], *, overwrite: bool = False) -> No
 
 
 def _failed(error: OSError) -> WriteFailed:
-    fix = FIXES.get(error.errno or 0, "choose a folder that can be written with -o")
+    fix = FIXES.get(error.errno or 0, "choose a folder that can be written")
     return WriteFailed(f"cannot be written: {(error.strerror or str(error)).lower()}", fix=fix)
 
 
 def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
     """Where links lead, cleared of litter; raises for what cannot be replaced."""
+    if not isinstance(path, str | os.PathLike):
+        raise WriteFailed("is no file name", fix="give a path such as book.kv")
     if os.fsdecode(path).endswith(("/", "/.", "/..")) or os.fsdecode(path) in ("", ".", ".."):
-        raise WriteFailed("is the name of a folder", fix="give the name of a .kv file with -o")
+        raise WriteFailed("is the name of a folder", fix="give the name of a file")
     try:
         target = Path(os.path.realpath(path))
         _remove_stale(target)
@@ -92,9 +94,9 @@ def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
     except FileNotFoundError:
         return target
     except ValueError as error:
-        raise WriteFailed(f"is no file name: {error}", fix="choose another name with -o") from error
+        raise WriteFailed(f"is no file name: {error}", fix="choose another name") from error
     if not stat.S_ISREG(mode):
-        raise WriteFailed(f"is {file_kind(mode)}, not a file", fix="give the name of a .kv file with -o")
+        raise WriteFailed(f"is {file_kind(mode)}, not a file", fix="give the name of a file")
     if not overwrite:
         raise _existing()
     return target

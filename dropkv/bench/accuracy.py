@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +22,11 @@ from dropkv.errors import UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 
-ROW_TOKENS = 1_300_000  # document tokens that all answers of a batch see together: bounds the logits in memory (4 times as many on a GPU)
-TOGETHER = 8  # documents that a GPU prefills together
+ROW_TOKENS = {
+    "cpu": 1_300_000,
+    "cuda": 24_000_000,
+}  # document tokens that all answers of a batch see together: bounds masks and logits
+TOGETHER = 32_768  # tokens of documents that a GPU prefills together
 
 Note = Callable[[str], None]
 
@@ -54,14 +58,54 @@ def cells_of(plan: AccuracyPlan, setting: Setting) -> list[Cell]:
     return cells
 
 
+def lines_of(model: Model, plan: AccuracyPlan, results: Results) -> list[Line]:
+    """The results that belong to a plan, whichever run measured them; a folder may hold others beside them."""
+    cells = {
+        (setting, cell.observer, cell.method, cell.budget)
+        for setting in plan.settings
+        for cell in cells_of(plan, setting)
+    }
+    return [
+        line
+        for line in results.read()
+        if (line["model"], line["seed"]) == (model.id, plan.seed)
+        and line["task"] in plan.tasks
+        and line["length"] in plan.lengths
+        and line["sample"] < plan.samples
+        and (line["setting"], line["observer"], line["method"], line["budget"]) in cells
+    ]
+
+
+def check_budgets(plan: AccuracyPlan, head_tokens: int) -> None:
+    """Raise UsageError when a method would keep more than a budget asks for: its forced entries alone are more."""
+    from dropkv import methods
+
+    for setting in plan.settings:
+        for cell in cells_of(plan, setting):
+            if cell.method in WITHOUT_BUDGET:
+                continue
+            method = methods.get(cell.method)
+            if cell.observer == "replay":
+                method = method.under_replay(head_tokens)
+            for length in plan.lengths:
+                forced = len(method.forced(length))
+                if not method.keeps_all and int(cell.budget * length) < forced:
+                    raise UsageError(
+                        f"budget {cell.budget:g} of length {length} is {int(cell.budget * length)} entries and {cell.method} always keeps "
+                        f"{forced}: use --lengths {math.ceil(forced / cell.budget)} or more, or larger --budgets"
+                    )
+
+
 def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note) -> None:
     """Measure every cell of the plan that the results do not hold yet.
 
-    note is told about skipped tasks and progress. Raises UsageError for unknown names and for lengths beyond the model's context.
+    note is told about skipped tasks and progress. Raises UsageError for unknown names, for lengths beyond the model's context and for budgets
+    that hold no more than what is always kept.
     """
     plan.check_methods()
     refuse_spread(model)
     seam = Seam.of(model.tokenizer, name=model.id)
+    check_budgets(plan, len(seam.head_ids))
     for length in plan.lengths:
         positions = model.regime(length).up_to
         if length > positions - 128:
@@ -178,7 +222,7 @@ def _answer(
     lines: list[Line] = []
     computed = [cell for cell in cells if cell.method != "random-answer"]
     seconds = (time.perf_counter() - started) / len(asked)
-    room = ROW_TOKENS * (4 if model.device.type == "cuda" else 1)
+    room = ROW_TOKENS.get(model.device.type, ROW_TOKENS["cpu"])
     per_batch = max(1, room // (len(computed) * max(one.survey.n for one in asked)))
     for begin in range(0, len(asked), per_batch):
         part = asked[begin : begin + per_batch]
@@ -279,7 +323,8 @@ def _ask(
             readings.extend(([*document, *own], sample, [(number, own)]) for number, own in enumerate(tokens))
     surveys: dict[int, Survey] = {}
     firsts: dict[int, tuple[int, ...]] = {}
-    for group in together([len(ids) for ids, _, _ in readings], TOGETHER if model.device.type == "cuda" else 1):
+    lengths = [len(ids) for ids, _, _ in readings]
+    for group in together(lengths, max(1, TOGETHER // max(lengths)) if model.device.type == "cuda" else 1):
         done = survey(
             model,
             seam,

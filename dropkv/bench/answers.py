@@ -16,6 +16,9 @@ from torch import Tensor
 from dropkv.attention import run_logits
 from dropkv.models import Model
 
+ALIGNED = 16  # the fused operators want rows of a mask to begin at multiples of this
+LOOK = 12  # decode steps between two looks at which answers have ended
+
 
 @dataclass(frozen=True)
 class Row:
@@ -36,16 +39,31 @@ class MaskedRun:
     def __init__(
         self, model: Model, keys: Sequence[Tensor], values: Sequence[Tensor], keep: Tensor, capacity: int
     ) -> None:
-        self.keys, self.values = keys, values
+        self.keys, self.values = ([x.contiguous() for x in part] for part in (keys, values))
         self.documents, self.rows = keep.shape[1], keep.shape[2]
-        total = self.documents * self.rows
-        # from here on a kept set is what is added to logits: rows of one document stand together, as [documents, kv_heads, rows, 1, n]
-        self.blocked = [_blocked(one.transpose(1, 2).unsqueeze(3), like) for one, like in zip(keep, keys, strict=True)]
+        total, capacity = self.documents * self.rows, -(-capacity // ALIGNED) * ALIGNED
+        self.keep = [one.transpose(1, 2).contiguous() for one in keep]  # [documents, kv_heads, rows, n]
         self.tail_keys = [k.new_zeros((total, k.shape[1], capacity, k.shape[3])) for k in keys]
         self.tail_values = [v.new_zeros((total, v.shape[1], capacity, v.shape[3])) for v in values]
         self.hidden = torch.zeros((total, capacity), dtype=torch.bool, device=model.device)
         self.filled = torch.zeros(1, dtype=torch.int64, device=model.device)
         self.line = torch.arange(capacity, device=model.device)
+        self.reach = 0  # tail entries that are looked at: those filled so far and those the next steps fill
+        self._seen = self.hidden.unsqueeze(1)
+
+    def expect(self, tokens: int) -> None:
+        """From now on look at the first so many tail entries, until the tails hold more."""
+        self.reach = min(len(self.line), -(-tokens // ALIGNED) * ALIGNED)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows alone: int64 [documents, rows], numbers of rows inside their document."""
+        everywhere = (rows + self.rows * torch.arange(self.documents, device=rows.device).unsqueeze(1)).flatten()
+        at = rows.view(self.documents, 1, -1, 1)
+        self.keep = [one.take_along_dim(at, 2) for one in self.keep]
+        self.tail_keys = [one[everywhere] for one in self.tail_keys]
+        self.tail_values = [one[everywhere] for one in self.tail_values]
+        self.hidden = self.hidden[everywhere]
+        self.rows = rows.shape[1]
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
@@ -57,41 +75,57 @@ class MaskedRun:
         place = self.filled + torch.arange(t, device=q.device)
         self.tail_keys[layer].index_copy_(2, place, k)
         self.tail_values[layer].index_copy_(2, place, v)
+        if layer == 0:
+            self._seen = self._visible(place)
+        if t == 1 and q.is_cuda and softcap is None:
+            from dropkv.kernels.masked_decode import masked_decode
+
+            tails = (self.tail_keys[layer], self.tail_values[layer])
+            out = masked_decode(
+                q[:, :, 0].contiguous(),
+                self.keys[layer],
+                self.values[layer],
+                self.keep[layer],
+                *tails,
+                self._seen[:, 0],
+                scale=scale,
+            )
+            return out.unsqueeze(2)
+
+        # a document's rows are the queries of one attention; query heads and tokens are its heads, which share keys, values and masks
+        shape = (self.documents, self.rows, kv_heads, group, t)
+        together = q.view(*shape, -1).permute(0, 2, 3, 4, 1, 5).reshape(-1, group * t, self.rows, q.shape[-1])
+        kept = _blocked(self.keep[layer], k)
+        far_keys, far_values, bias = (
+            x.flatten(0, 1).unsqueeze(1).expand(-1, group * t, -1, -1)
+            for x in (self.keys[layer], self.values[layer], kept)
+        )
+        far, far_sum = attention_with_sums(
+            together, far_keys, far_values, bias[..., : far_keys.shape[2]], scale, softcap
+        )
+        by_row = (self.documents, kv_heads, group, t, self.rows)
+        far = far.reshape(*by_row, -1).permute(0, 4, 1, 2, 3, 5).reshape(total, kv_heads, group * t, -1)
+        far_sum = far_sum.reshape(by_row).permute(0, 4, 1, 2, 3).reshape(total, kv_heads, group * t)
+
         q = q.reshape(total, kv_heads, group * t, -1)
-
-        # all rows of a document are queries of one attention: [documents, kv_heads, rows * group * t, d]
-        together = q.view(self.documents, self.rows, *q.shape[1:]).transpose(1, 2).flatten(2, 3)
-        bias = self.blocked[layer].expand(-1, -1, -1, group * t, -1).flatten(2, 3)[..., : self.keys[layer].shape[2]]
-        far, far_sum = attention_with_sums(together, self.keys[layer], self.values[layer], bias, scale, softcap)
-        by_row = (self.documents, kv_heads, self.rows, group * t)
-        far = far.reshape(*by_row, -1).transpose(1, 2).reshape(total, kv_heads, group * t, -1)
-        far_sum = far_sum.reshape(by_row).transpose(1, 2).reshape(total, kv_heads, group * t)
-
-        near, near_sum = self._tail(layer, q, place, group, scale, softcap)
-        share = torch.sigmoid(far_sum - near_sum).unsqueeze(-1)
-        out: Tensor = near + share * (far.to(near.dtype) - near)
+        tail_keys, tail_values = (x[layer][:, :, : self.reach] for x in (self.tail_keys, self.tail_values))
+        bias = _blocked(self._seen.unsqueeze(1).repeat(1, 1, group, 1), k).expand(-1, kv_heads, -1, -1)
+        near, near_sum = attention_with_sums(q, tail_keys, tail_values, bias, scale, softcap)
+        share = torch.sigmoid(far_sum - near_sum).unsqueeze(-1).to(near.dtype)
+        out = torch.lerp(near, far.to(near.dtype), share.expand_as(near))
         return out.reshape(total, heads, t, -1).to(v.dtype)
 
-    def _tail(
-        self, layer: int, q: Tensor, place: Tensor, group: int, scale: float, softcap: float | None
-    ) -> tuple[Tensor, Tensor]:
-        """Outputs and log-sum-exps over each row's own tail, for q [rows in all, kv_heads, group * t, d]."""
-        wide = torch.promote_types(q.dtype, torch.float32)
-        logits = (q @ self.tail_keys[layer].transpose(2, 3)).to(wide).mul_(scale)
-        if softcap is not None:
-            logits.div_(softcap).tanh_().mul_(softcap)
-        future = self.line > place.unsqueeze(1).repeat(group, 1)  # [group * t, capacity]
-        logits.masked_fill_(future | self.hidden.view(len(q), 1, 1, -1), -torch.inf)
-        sums = logits.logsumexp(-1)
-        weights = (logits - sums.unsqueeze(-1)).exp_().nan_to_num_(0)  # a padding token before all others sees nothing
-        return (weights.to(q.dtype) @ self.tail_values[layer]).to(wide), sums
+    def _visible(self, place: Tensor) -> Tensor:
+        """Which tail tokens those at `place` see, bool [rows in all, t, reach]; the same in all layers."""
+        future = self.line[: self.reach] > place.unsqueeze(1)  # [t, reach]
+        return ~(future | self.hidden[:, : self.reach].unsqueeze(1))
 
 
 def _blocked(keep: Tensor, like: Tensor) -> Tensor:
-    """0 where keep [..., n], a number that leaves no weight elsewhere; [..., n rounded up to 16], as the fused operators want rows to begin."""
+    """0 where keep [..., n], a number that leaves no weight elsewhere; [..., n rounded up], as the fused operators want rows to begin."""
     nothing = torch.finfo(like.dtype).min / 2
     n = keep.shape[-1]
-    bias = torch.full((*keep.shape[:-1], -(-n // 16) * 16), nothing, dtype=like.dtype, device=like.device)
+    bias = torch.full((*keep.shape[:-1], -(-n // ALIGNED) * ALIGNED), nothing, dtype=like.dtype, device=like.device)
     bias[..., :n].masked_fill_(keep.to(like.device), 0)
     return bias
 
@@ -153,49 +187,82 @@ def answer_rows(
         ids[place, pad:] = torch.tensor(tokens)
         positions[place, pad:] = torch.arange(starts[index], starts[index] + len(tokens))
         run.hidden[place, :pad] = True
-    stops = torch.tensor(sorted(model.stop_ids), device=model.device)
+    run.expect(longest)
     with torch.inference_mode():
         logits = run_logits(model.network, ids.to(model.device), positions.to(model.device), run)
         run.filled += longest
-        token = logits[:, -1].argmax(-1, keepdim=True)
+        first = logits[:, -1].argmax(-1, keepdim=True)
         position = positions[:, -1:].to(model.device) + 1
-        produced = _decode(model, run, token, position, stops, max_new_tokens, graphs and model.device.type == "cuda")
+        produced = Decoding(model, run, first, position, graphs and model.device.type == "cuda").finish(max_new_tokens)
     answers: list[list[int]] = [[] for _ in rows]
-    for place, index in enumerate(order):
-        for one in produced[place]:
+    for index, chosen in zip(order, produced, strict=True):
+        for one in chosen:
             if one in model.stop_ids:
                 break
             answers[index].append(one)
     return answers
 
 
-def _decode(
-    model: Model, run: MaskedRun, token: Tensor, position: Tensor, stops: Tensor, count: int, graphs: bool
-) -> list[list[int]]:
-    produced = [token]
-    done = torch.isin(token, stops)
-    token, position = token.clone(), position.clone()
+class Decoding:
+    """The decode steps of a batch. Now and then rows that have ended are left out, so that few long answers do not cost as much as many."""
 
-    def step() -> Tensor:
-        return run_logits(model.network, token, position, run)[:, -1].argmax(-1, keepdim=True)
+    def __init__(self, model: Model, run: MaskedRun, token: Tensor, position: Tensor, graphs: bool) -> None:
+        self.model, self.run, self.graphs = model, run, graphs
+        self.stops = torch.tensor(sorted(model.stop_ids), device=model.device)
+        self.token, self.position = token.clone(), position.clone()
+        self.done = torch.isin(token, self.stops)  # [rows, 1]
+        self.rows = torch.arange(len(token), device=model.device)  # which of the first rows the present ones are
+        self.fresh = [token]  # tokens chosen since rows were last left out
+        self.answers: list[list[int]] = [[] for _ in range(len(token))]
 
-    graph: torch.cuda.CUDAGraph | None = None
-    captured: Tensor | None = None
-    for number in range(1, count):
-        if number % 8 == 0 and bool(done.all()):  # a look at the answers costs a wait, so only now and then
-            break
-        if graphs and number == 2:  # the first step has warmed everything up
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                captured = step()
-        if graph is not None and captured is not None:
-            graph.replay()
-            following = captured.clone()
-        else:
-            following = step()
-        run.filled += 1
-        position += 1
-        token.copy_(following)
-        produced.append(following)
-        done |= torch.isin(following, stops)
-    return [list(map(int, row)) for row in torch.cat(produced, dim=1).tolist()]
+    def finish(self, count: int) -> list[list[int]]:
+        """At most `count` tokens for every row, the first included; what follows a stop token is of no meaning."""
+        number, filled = 1, int(self.run.filled)
+        while number < count and not bool(self.done.all()):  # a look at the answers costs a wait, so only now and then
+            if number > 1:
+                self._leave_out()
+            steps = min(LOOK, count - number)
+            self.run.expect(filled + number - 1 + steps)
+            self._steps(steps)
+            number += steps
+        self._collect()
+        return self.answers
+
+    def _step(self) -> Tensor:
+        return run_logits(self.model.network, self.token, self.position, self.run)[:, -1].argmax(-1, keepdim=True)
+
+    def _steps(self, count: int) -> None:
+        graph: torch.cuda.CUDAGraph | None = None
+        captured: Tensor | None = None
+        for number in range(count):
+            if self.graphs and number == 1 and count > 3:  # the first step has warmed everything up
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    captured = self._step()
+            if graph is not None and captured is not None:
+                graph.replay()
+                following = captured.clone()
+            else:
+                following = self._step()
+            self.run.filled += 1
+            self.position += 1
+            self.token.copy_(following)
+            self.fresh.append(following)
+            self.done |= torch.isin(following, self.stops)
+
+    def _leave_out(self) -> None:
+        """Go on with the rows that have not ended, and for documents with fewer of them than others with some that have."""
+        self._collect()
+        done = self.done.view(self.run.documents, self.run.rows)
+        each = max(1, int((~done).sum(1).max()))
+        chosen = torch.sort(done, dim=1, stable=True).indices[:, :each]
+        places = (chosen + self.run.rows * torch.arange(len(chosen), device=chosen.device).unsqueeze(1)).flatten()
+        self.run.select(chosen)
+        self.token, self.position, self.done = self.token[places], self.position[places], self.done[places]
+        self.rows = self.rows[places]
+
+    def _collect(self) -> None:
+        if self.fresh:
+            for row, tokens in zip(self.rows.tolist(), torch.cat(self.fresh, dim=1).tolist(), strict=True):
+                self.answers[row].extend(tokens)
+        self.fresh = []

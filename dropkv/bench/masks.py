@@ -54,12 +54,11 @@ class Masks:
             return in_head < kept
         floor = int(floor_of(kept, len(self.forced), method.alpha))
         groups = among.reshape(1 if method.rule == "model-wide" else layers, -1)
-        free = torch.where(in_head.reshape(groups.shape) < floor, n * self.raw.numel(), groups)
+        sure = in_head.reshape(groups.shape) < floor
         places = groups.shape[1] // n * (kept - floor)
-        if places == 0:
-            return in_head < floor
-        limit = free.kthvalue(places, dim=1, keepdim=True).values
-        return (in_head < floor) | (free <= limit).view(self.raw.shape)
+        # by rank, how many of those that no floor keeps have come so far
+        free = torch.zeros(groups.shape, dtype=torch.int32, device=groups.device).scatter_(1, groups, (~sure).int())
+        return (sure | (free.cumsum(1, dtype=torch.int32).gather(1, groups) <= places)).view(self.raw.shape)
 
     def _recent_half(self, kept: int) -> Tensor:
         scores = (self.raw if self.method.pool is None else self.method.pooled(self.raw)).clone()

@@ -86,8 +86,11 @@ class Survey:
         name = (observer, method)
         if name not in self._masks:
             self._masks[name] = Masks(self._methods[name], self._layers[name])
+        kept = self._masks[name].keep(budget)
+        if len(self._full) == self._shape[0]:
+            return kept
         keep = self.everything
-        keep[self._full] = self._masks[name].keep(budget)
+        keep[self._full] = kept
         return keep
 
 
@@ -110,17 +113,24 @@ def survey(
     known = set(methods.names())
     n = len(documents[0])
     results = [Survey(model, n) for _ in documents]
-    for observers in (("tail", "question", "none"), ("replay",)):
-        pairs = sorted({pair for pair in wanted if pair[0] in observers and pair[1] in known and pair[1] != "full"})
-        if not pairs and (results[0].keys or observers == ("replay",)):
+    pairs_of: dict[str, set[tuple[str, str]]] = {"window": set(), "replay": set()}
+    replayed = any(observer == "replay" for observer, _ in wanted)
+    windowed = any(observer in ("tail", "question") for observer, _ in wanted)
+    for observer, method in wanted:
+        if method in known and method != "full":  # what needs no queries goes along with the others
+            replays = observer == "replay" or (observer == "none" and replayed and not windowed)
+            pairs_of["replay" if replays else "window"].add((observer, method))
+    for observer, found in pairs_of.items():
+        pairs = sorted(found)
+        if not pairs and (observer == "window") == replayed:
             continue
         chosen = [methods.get(name) for _, name in pairs]
         observations = [plan_tail(window, n) for _ in documents]
-        if observers == ("replay",):
+        if observer == "replay":
             observations = [plan_replays(seam, document, head_tokens, chunk) for document in documents]
             chosen = [method.under_replay(head_tokens) for method in chosen]
         collector = Collector(chosen, model.geometry)
         read_together(model, documents, observations, collector, seeds=seeds, slice_tokens=SLICE)
         for number, result in enumerate(results):
-            result.take([observer for observer, _ in pairs], collector, number, len(documents))
+            result.take([own for own, _ in pairs], collector, number, len(documents))
     return results

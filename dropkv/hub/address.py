@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from os import PathLike
 
 from dropkv.errors import UsageError
 from formats.errors import printable
@@ -48,6 +49,8 @@ def is_address(file: object) -> bool:
 
 def refuse_web_address(file: object) -> None:
     """Raise UsageError for a web address, which no file of this machine can be meant by."""
+    if isinstance(file, PathLike) and str(file).startswith("hf:/"):
+        raise UsageError(f"{printable(str(file), 200)}: is no path; give an address of the Hub as a text, {FORM}")
     if isinstance(file, str) and re.match(r"https?:/", file, re.IGNORECASE):
         raise UsageError(f"{printable(file, 200)}: is a web address; name a file of the Hub as {FORM}, or download it")
 

@@ -119,6 +119,16 @@ def parts(file: str | os.PathLike[str], hub: Hub | None = None) -> Place:
     return download(known, hub) if known.size is None else RemoteFile(known, hub)
 
 
+def for_questions(file: Place, budget: float | int | None = None, hub: Hub | None = None) -> Place:
+    """A file that will be asked: of a budget smaller than its own only parts are read, else all of it.
+
+    Raises UsageError for a malformed address, HubError.
+    """
+    if not isinstance(file, str | os.PathLike):
+        return file  # looked up before
+    return whole(file, hub) if budget is None else parts(file, hub)
+
+
 def _known(address: HubAddress, hub: Hub) -> Found | CachedFile:
     """The file in the cache if that is what the Hub has now, or if the Hub cannot be asked; else where it is."""
     fixed = COMMIT.fullmatch(address.wanted)

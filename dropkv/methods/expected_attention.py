@@ -28,16 +28,18 @@ def scores(layer: LayerContext) -> Tensor:
     mean = expected.mean.to(wide).view(kv_heads, -1, d) * layer.scale
     spread = expected.covariance.to(wide).view(*mean.shape, d) * (layer.scale**2 / 2)
     first = min(SINKS, n - 1)
+    k = layer.k[:, first:].to(wide)
+    logits = k @ mean.transpose(1, 2)  # [kv_heads, keys, group]
+    together = kv_heads if k.is_cuda else 1  # a CPU's caches hold few heads, a GPU pays for every launch
     rows = max(1, SLICE_ELEMENTS // (d * mean.shape[1]))
-    result = layer.k.new_zeros((kv_heads, n), dtype=wide)
-    for head in range(kv_heads):
-        k = layer.k[head, first:].to(wide)
-        logits = k @ mean[head].T
+    for head in range(0, kv_heads, together):
+        heads = slice(head, head + together)
         for start in range(0, n - first, rows):
-            part = k[start : start + rows]
-            logits[start : start + rows] += torch.einsum("nd,gde,ne->ng", part, spread[head], part)
-        seen = logits.softmax(0).mean(1)
-        result[head, first:] = seen * layer.v[head, first:].to(wide).norm(dim=-1)
+            part = k[heads, start : start + rows]
+            turned = part.unsqueeze(1) @ spread[heads]  # [heads, group, keys, d]
+            logits[heads, start : start + rows] += (turned * part.unsqueeze(1)).sum(-1).transpose(1, 2)
+    result = layer.k.new_zeros((kv_heads, n), dtype=wide)
+    result[:, first:] = logits.softmax(1).mean(2) * layer.v[:, first:].to(wide).norm(dim=-1)
     result[:, :first] = result.max()
     return result
 

@@ -89,12 +89,12 @@ def command(
 
     results = Results(output)
     waiting(f"loading {chosen.model} ...")
-    from dropkv.bench.accuracy import run_accuracy
+    from dropkv.bench.accuracy import lines_of, run_accuracy
     from dropkv.models import load_model
 
     loaded = load_model(chosen.model, revision=revision, dtype=dtype, device=device)
     run_accuracy(loaded, chosen, results, say)
-    lines = list(results.read())
+    lines = lines_of(loaded, chosen, results)
     if as_json:
         for line in lines:
             json_line(line)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from dropkv.bench.accuracy import same_sets
-from dropkv.bench.answers import Row, _blocked, answer_rows, attention_with_sums
+from dropkv.bench.answers import LOOK, Row, _blocked, answer_rows, attention_with_sums
 from dropkv.cache import Prefix, Tail
 from dropkv.generate import Session
 from dropkv.methods import get
@@ -70,6 +76,28 @@ def test_answers_equal_those_of_the_pruned_cache(family):
     assert got == want
 
 
+def test_rows_that_end_are_left_out_and_nothing_else_changes():
+    """Many stop tokens, so that rows end at different steps; the answers are those of each row alone."""
+    model = tiny.model("llama", dtype=torch.float64)
+    model = replace(model, stop_ids=frozenset(range(0, tiny.VOCABULARY, 24)))
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (
+        [torch.randn(2, 2, N, 16, generator=generator, dtype=torch.float64) for _ in range(3)] for _ in "kv"
+    )
+    rows = [
+        Row(number % 2, tuple(ids(3 + number % 4, number)), torch.rand(3, 2, N, generator=generator) < 0.5)
+        for number in range(16)
+    ]
+    alone = []
+    for row in rows:
+        own_keys, own_values = ([x[row.document : row.document + 1] for x in full] for full in (keys, values))
+        one = Row(0, row.tokens, row.keep)
+        alone += answer_rows(model, own_keys, own_values, [one], starts=[N], max_new_tokens=4 * LOOK)
+    lengths = [len(tokens) for tokens in alone]
+    assert min(lengths) < LOOK < max(lengths)  # or the test shows nothing
+    assert answer_rows(model, keys, values, rows, starts=[N] * 16, max_new_tokens=4 * LOOK) == alone
+
+
 def test_rows_must_be_even():
     model = tiny.model("llama")
     layers = [torch.zeros(2, 2, N, 16)] * 3
@@ -105,3 +133,14 @@ def test_attention_and_its_sums_are_the_definition(softcap):
     assert torch.allclose(out[some].double(), want[some], atol=1e-5)
     assert torch.allclose(sums[some].double(), logits.logsumexp(-1)[some], atol=1e-5)
     assert float(sums[0, 1, 2]) < -1e30 and bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_kernel_of_a_step_equals_the_definition(dtype):
+    check = Path(__file__).with_name("check_masked_decode.py")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(check), dtype], env=environment, capture_output=True, text=True, cwd=check.parents[2]
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "all equal"

@@ -59,6 +59,11 @@ def test_a_second_run_adds_nothing_and_a_larger_one_goes_on(
     (tmp_path / "lines.jsonl").write_bytes(lines)
     run = ("bench", "accuracy", "-o", tmp_path, *SMALL, "--model", model)
     again = dropkv(*run, "--samples", "2")
+    part = dropkv(*run, "--samples", "1", "--methods", "snapkv,full", "--json").records
+    assert {(line["sample"], line["method"]) for line in part} == {
+        (0, "snapkv"),
+        (0, "full"),
+    }  # of the folder, what was asked for
     assert again.code == 0 and (tmp_path / "lines.jsonl").read_bytes() == lines
     assert "noise, 256 tokens, question-free" in again.out and "random-answer" in again.out
     assert dropkv(*run, "--samples", "3").code == 0
@@ -150,8 +155,11 @@ def test_what_cannot_be_meant_is_refused_before_a_model_is_loaded(
 def test_what_only_the_model_can_tell_is_one_line_too(dropkv: Dropkv, model: Path, tmp_path: Path) -> None:
     long = dropkv("bench", "accuracy", "-o", tmp_path, *SMALL[:2], "--lengths", "4096", "--model", model)
     long.failed_with(2, "length 4096", "512 positions")
-    short = dropkv("bench", "accuracy", "-o", tmp_path, *SMALL[:2], "--lengths", "30", "--model", model)
-    short.failed_with(2, "too short", "ask for at least")
+    short = ("bench", "accuracy", "-o", tmp_path, *SMALL[:2], "--model", model, "--lengths")
+    dropkv(*short, "30", "--budgets", "1.0").failed_with(2, "too short", "ask for at least")
+    dropkv(*short, "256", "--budgets", "0.05").failed_with(
+        2, "budget 0.05 of length 256 is 12 entries and adadropkv always keeps 26", "--lengths 520"
+    )
     (tmp_path / "a.txt").write_text("No.")
     dropkv("bench", "theory", tmp_path / "a.txt", "--model", model).failed_with(1, "a.txt", "longer document")
 

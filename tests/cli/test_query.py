@@ -241,7 +241,7 @@ class Terminal:
         )
         os.close(theirs)
         self.shown = b""
-        self.guard = threading.Timer(60, self.process.kill)  # a test that waits in vain fails then
+        self.guard = threading.Timer(180, self.process.kill)  # a test that waits in vain fails then
         self.guard.start()
 
     def write(self, text: bytes) -> None:
@@ -257,6 +257,7 @@ class Terminal:
         """Until the process has computed for so long: it is well into an answer, of which a random model may show little."""
         until = self._computed() + seconds
         while self._computed() < until:
+            assert self.process.poll() is None, f"it ended, or waited until it was killed; shown: {self.shown!r}"
             time.sleep(0.05)
 
     def wait_idle(self) -> None:
@@ -264,6 +265,12 @@ class Terminal:
         before = -1.0
         while before != (before := self._computed()):
             time.sleep(0.3)
+
+    def press_ctrl_c(self) -> None:
+        """At the prompt, when it is ready for it."""
+        self.wait_idle()
+        self.process.send_signal(signal.SIGINT)
+        self.wait_idle()
 
     def _computed(self) -> float:
         """Processor seconds."""
@@ -283,7 +290,7 @@ class Terminal:
                 break
             self.shown += piece
         os.close(self.ours)
-        code = self.process.wait(60)
+        code = self.process.wait(180)
         self.guard.cancel()
         return code, said
 
@@ -314,11 +321,57 @@ def test_ctrl_c_stops_the_answer_and_then_the_prompt(
     terminal.wait_busy(0.5)
     terminal.process.send_signal(signal.SIGINT)
     terminal.wait_for(1, b"\r\n> ")
-    terminal.wait_idle()
-    terminal.process.send_signal(signal.SIGINT)
+    terminal.press_ctrl_c()
+    terminal.press_ctrl_c()
     code, said = terminal.end()
     assert code == 130 and "Traceback" not in said
-    assert said.splitlines()[-1] == "dropkv: interrupted; no file is left half-written"
+    unsaved = "; 2 turns are not saved, /save FILE keeps them" if chat else ""
+    assert [line for line in said.splitlines() if line][-2:] == [
+        f"(Ctrl-C again or /quit leaves{unsaved})",
+        "dropkv: interrupted; no file is left half-written",
+    ]
+
+
+def test_ctrl_c_at_the_prompt_clears_the_line_and_leaves_when_pressed_twice(
+    kv: Path, model: Path, tmp_path: Path
+) -> None:
+    talk = tmp_path / "talk.jsonl"
+    terminal = Terminal("query", kv, "--chat", "--model", model, *SHORT)
+    terminal.wait_for(1)
+    terminal.press_ctrl_c()  # nothing was said yet
+    terminal.write(b"Which ship?\n")
+    terminal.wait_for(1, b"\r\n> ")
+    for _ in range(2):  # a line is cleared as often as one likes
+        terminal.write(b"What is the")
+        terminal.press_ctrl_c()
+    terminal.press_ctrl_c()
+    terminal.write(f"/save {talk}\n".encode())  # which the note advised
+    terminal.press_ctrl_c()
+    terminal.write(b"What is the code?\n")
+    terminal.press_ctrl_c()
+    terminal.press_ctrl_c()
+    code, said = terminal.end()
+    assert code == 130 and "Traceback" not in said
+    assert [line for line in said.splitlines() if "Ctrl-C again" in line] == [
+        "(Ctrl-C again or /quit leaves)",
+        "(Ctrl-C again or /quit leaves; 1 turn is not saved, /save FILE keeps it)",
+        "(Ctrl-C again or /quit leaves)",
+        "(Ctrl-C again or /quit leaves; 1 turn is not saved, /save FILE keeps it)",
+    ]
+    assert len(talk.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("end", [b"\x04", b"/QUIT\n"])
+def test_leaving_says_what_was_not_saved(kv: Path, model: Path, end: bytes) -> None:
+    terminal = Terminal("query", kv, "--chat", "--model", model, *SHORT)
+    terminal.wait_for(1)
+    terminal.write(b"Which ship?\nWho?\n")
+    terminal.wait_for(2, b"\r\n> ")
+    terminal.wait_idle()
+    terminal.write(end)
+    code, said = terminal.end()
+    assert code == 0
+    assert said.splitlines()[-1] == "(2 turns are not saved; next time, /save FILE keeps them)"
 
 
 def test_ctrl_c_during_a_question_of_the_command_line_ends_it(
@@ -342,7 +395,11 @@ def test_a_chat_goes_on_at_a_prompt_on_a_terminal(dropkv: Dropkv, kv: Path, mode
     terminal.wait_for(1)
     terminal.write(b"What is the code?\n\n")
     code, said = terminal.end()
-    assert code == 0 and "Ctrl-D ends" in said
+    assert (
+        code == 0
+        and "Ctrl-D ends" in said
+        and said.endswith("\n(2 turns are not saved; next time, /save FILE keeps them)\n")
+    )
     piped = dropkv(
         "query", kv, "Which ship?", "What is the code?", "--chat", "--model", model, *SHORT, "--json"
     ).records
@@ -355,10 +412,11 @@ def test_a_chat_goes_on_at_a_prompt_on_a_terminal(dropkv: Dropkv, kv: Path, mode
 
 def test_the_commands_of_the_prompt(dropkv: Dropkv, kv: Path, model: Path, tmp_path: Path) -> None:
     """A conversation is saved, forgotten, and gone on with in another process."""
-    talk, notes = tmp_path / "talk.jsonl", tmp_path / "notes.md"
+    talk, notes, other = (tmp_path / name for name in ("talk.jsonl", "notes.md", "other.md"))
+    other.write_text("precious")
     typed = [
         "/help", "/nonsense", "/save", f"/save {talk}", "Which ship?", f"/save {talk}", f"/save {talk}", f"/save {notes}",
-        f"/save {kv}", "/reset", "/save x.md", " /etc/passwd?", "/quit", "never asked",
+        f"/save {other}", f"/save {tmp_path}/./notes.md", "/reset", "/save x.md", " /etc/passwd?", "/quit", "never asked",
     ]  # fmt: skip
     terminal = Terminal("query", kv, "--chat", "--model", model, *SHORT)
     terminal.wait_for(1)
@@ -368,14 +426,16 @@ def test_the_commands_of_the_prompt(dropkv: Dropkv, kv: Path, model: Path, tmp_p
     lines = said.splitlines()
     assert any(line.startswith("/save FILE ") for line in lines)
     assert [line.removeprefix("dropkv: ")[:36] for line in lines if line.startswith("dropkv: ")] == [
-        "no command /nonsense: /help lists th",
+        "no command /nonsense: there are /sav",
         "/save needs a name: /save talk.jsonl",
         "nothing was said yet: ask something ",
-        f"{kv}: exists already"[:36],
+        f"{other}: exists already"[:36],
         "nothing was said yet: ask something ",
     ]
-    assert "choose another name\n" in said and "--force" not in said
-    assert [line for line in lines if " -> " in line] == [f"1 turn -> {talk}"] * 2 + [f"1 turn -> {notes}"]
+    assert f"{other}: exists already; choose another name\n" in said and other.read_text() == "precious"
+    assert [line for line in lines if " -> " in line] == [
+        *[f"1 turn -> {talk}"] * 2, f"1 turn -> {notes}", f"1 turn -> {tmp_path}/./notes.md",
+    ]  # fmt: skip
     assert "1 turn forgotten" in lines
     head, turn = map(json.loads, talk.read_text(encoding="utf-8").splitlines())
     assert head["document"] == "harbour.txt" and turn["question"] == "Which ship?"
@@ -391,17 +451,108 @@ def test_the_commands_of_the_prompt(dropkv: Dropkv, kv: Path, model: Path, tmp_p
 def test_commands_of_a_prompt_without_a_conversation(kv: Path, model: Path) -> None:
     from dropkv import Sampling, load
     from dropkv.errors import UsageError
-    from dropkv_cli.asking import COMMAND, Asker
+    from dropkv_cli.asking import Asker
 
     asker = Asker(load(kv, model=str(model)), Sampling(), chat=False, as_json=False)
-    for line in ("/save talk.jsonl", "/reset"):
+    for line in ("/save talk.jsonl", "/RESET"):
         with pytest.raises(UsageError, match="needs a conversation: start with --chat"):
             asker.obey(*line.split())
-    assert asker.obey("/help") and not any(asker.obey(word) for word in ("/quit", "/exit", "/bye"))
-    commands = [
-        line for line in ("/help", "/?", "/save a b", "/etc/passwd?", " /save", "who/what", "/1") if COMMAND.match(line)
+    assert asker.obey("/help") and not any(asker.obey(word) for word in ("/quit", "/Exit", "/BYE"))
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "question"),
+    [
+        ("/help", ("/help", ""), None),
+        ("/?", ("/?", ""), None),
+        ("/RESET", ("/reset", ""), None),
+        ("/save  My talk.md ", ("/save", "My talk.md"), None),
+        ("/1", ("/1", ""), None),
+        ("/", ("/", ""), None),
+        ("/reset!", ("/reset!", ""), None),
+        ("/etc/passwd?", None, "/etc/passwd?"),
+        ("//reset", None, "/reset"),
+        (" /save a", None, "/save a"),
+        ("//", None, "/"),
+        ("who/what", None, "who/what"),
+        (" Who? ", None, "Who?"),
+    ],
+)
+def test_what_is_a_command(line: str, command: tuple[str, str] | None, question: str | None) -> None:
+    from dropkv_cli.asking import command_of, question_of
+
+    assert command_of(line) == command
+    assert question is None or question_of(line) == question
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ('"my file.txt"', "my file.txt"),
+        ("'my file.txt'", "my file.txt"),
+        ("my file.txt", "my file.txt"),
+        (r"my\ file.txt", "my file.txt"),
+        ("'a\"b'", 'a"b'),
+        ("it's.md", "it's.md"),
+        ("~/a.md", str(Path.home() / "a.md")),
+        ('""', ""),
+    ],
+)
+def test_names_behind_a_command(typed: str, name: str) -> None:
+    from dropkv_cli.asking import file_name
+
+    assert file_name(typed) == name
+
+
+@pytest.mark.parametrize("typed", ['"my file.txt', '"', "'a\""])
+def test_a_quote_that_is_not_closed(typed: str) -> None:
+    from dropkv.errors import UsageError
+    from dropkv_cli.asking import file_name
+
+    with pytest.raises(UsageError, match="before the name is not closed: leave it out, spaces need none"):
+        file_name(typed)
+
+
+def test_commands_in_a_conversation_without_a_terminal(dropkv: Dropkv, kv: Path, model: Path, tmp_path: Path) -> None:
+    """They are obeyed among the questions; what cannot be done does not stop the others."""
+    spaced, notes, last = tmp_path / "my talk.jsonl", tmp_path / "notes.md", tmp_path / "last.jsonl"
+    common = ("--chat", "--model", model, *SHORT)
+    typed = [
+        "/save early.md", "Which ship?", f'/SAVE "{spaced}"', f"/save {kv}", f"/save {tmp_path}", "/nonsense", "What is the code?",
+        f"/save {notes}", "/reset", "//reset", f"/save {last}", "/quit", "never asked",
+    ]  # fmt: skip
+    piped = dropkv("query", kv, "-f", "-", *common, stdin="\n".join(typed).encode())
+    plain = dropkv("query", kv, "Which ship?", "What is the code?", *common)
+    fresh = dropkv("query", kv, "//reset", *common)
+    assert piped.code == 1 and piped.out == f"{plain.out}\n{fresh.out}"
+    assert [line for line in piped.err.splitlines() if line.startswith("Q: ")] == [
+        "Q: Which ship?", "Q: What is the code?", "Q: //reset",
+    ]  # fmt: skip
+    assert [line for line in piped.err.splitlines() if line.startswith("dropkv: ")] == [
+        "dropkv: nothing was said yet: ask something before /save",
+        f"dropkv: {kv}: a conversation is no such file: name it NAME.jsonl to go on with it, NAME.md to read it",
+        f"dropkv: {tmp_path}: is a folder, not a file; give the name of a file",
+        "dropkv: no command /nonsense: there are /save FILE, /reset, /help and /quit; to ask it, type another / before it",
     ]
-    assert commands == ["/help", "/?", "/save a b"]
+    assert [json.loads(line).get("question") for line in spaced.read_text().splitlines()] == [None, "Which ship?"]
+    assert "## What is the code?" in notes.read_text()
+    assert [json.loads(line).get("question") for line in last.read_text().splitlines()] == [None, "/reset"]
+    assert not (tmp_path / "early.md").exists()
+
+
+def test_commands_in_json_lines_and_alone(dropkv: Dropkv, kv: Path, model: Path, tmp_path: Path) -> None:
+    talk = tmp_path / "talk.jsonl"
+    common = ("--chat", "--model", model, *SHORT, "--json")
+    result = dropkv("query", kv, "Which ship?", f"/save {talk}", "/what", *common)
+    assert result.code == 1 and len(result.records) == 2 and result.records[0]["question"] == "Which ship?"
+    assert result.records[1]["question"] == "/what" and result.records[1]["error"].startswith("no command /what: there")
+    turned = dropkv("query", kv, f"/save {tmp_path / 'talk.md'}", "--resume", talk, "--model", model, "--json")
+    assert (turned.code, turned.out) == (0, "") and "## Which ship?" in (tmp_path / "talk.md").read_text()
+    dropkv("query", kv, "/what", *common).failed_with(2, "no command /what")
+    asked = dropkv(
+        "query", kv, "/what", "--model", model, *SHORT, "--json"
+    )  # no conversation: a question like any other
+    assert (asked.code, asked.records[0]["question"]) == (0, "/what")
 
 
 def test_questions_that_are_none_leave_the_others_alone(dropkv: Dropkv, kv: Path, model: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_plain_cache_gives_the_logits_of_our_own_answers(tmp_path, family, att
 def test_files_that_have_no_plain_cache(tmp_path):
     kv = opened(tmp_path, method="adadropkv")
     with pytest.raises(
-        UsageError, match=r"heads keep \d+ to \d+ entries, a plain cache has one length: .*--method dropkv"
+        UsageError, match=r"heads keep \d+ to \d+ entries, a plain cache has one length: .*method='dropkv'"
     ):
         kv.as_transformers_cache()
     model = tiny.model("mistral", sliding_window=32)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dropkv
-from dropkv.errors import IdentityError, QuestionError
+from dropkv.errors import IdentityError, QuestionError, UsageError
 from dropkv.settings import Sampling
 from dropkv.transcripts import read_turns, save_turns
 from formats.errors import ExistingFile
@@ -101,6 +101,18 @@ def test_markdown_for_readers(kv, tmp_path):
         save_turns(path, chat.turns, kv.session, kv.metadata)
     save_turns(path, chat.turns[:1], kv.session, kv.metadata, overwrite=True)
     assert QUESTIONS[1] not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["a.kv", "A.KV", "a.kv.safetensors", "a.json"])
+def test_names_of_other_files_are_refused(kv, tmp_path, name):
+    chat = kv.chat()
+    chat.ask(QUESTIONS[0], SHORT)
+    (tmp_path / name).write_bytes(b"precious")
+    with pytest.raises(UsageError, match=r"a conversation is no such file: name it NAME\.jsonl to go on with it"):
+        save_turns(tmp_path / name, chat.turns, kv.session, kv.metadata, overwrite=True)
+    assert (tmp_path / name).read_bytes() == b"precious"
+    save_turns(tmp_path / "B.JSONL", chat.turns, kv.session, kv.metadata)
+    assert read_turns(tmp_path / "B.JSONL", kv.session, kv.metadata) == chat.turns
 
 
 GOOD = {"question": "Who?", "answer": "", "tokens": [5, 6], "stopped": False}

@@ -168,7 +168,7 @@ def test_a_disk_that_is_full_after_any_byte(tmp_path, monkeypatch):
                 with pytest.raises(WriteFailed) as caught:
                     sample.write(target, overwrite=overwrite)
             assert str(caught.value) == (
-                f"{target}: cannot be written: no space left on device; free some space, or choose another folder with -o"
+                f"{target}: cannot be written: no space left on device; free some space, or choose another folder"
             )
         assert names(tmp_path) == ["book.kv"]
         assert path.read_bytes() == before
@@ -228,7 +228,7 @@ def test_a_small_disk_that_is_really_full(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines, left = json.loads(done.stdout)
-    advice = "cannot be written: no space left on device; free some space, or choose another folder with -o"
+    advice = "cannot be written: no space left on device; free some space, or choose another folder"
     assert lines == [f"{tmp_path}/{name}: {advice}" for name in ("old.kv", "new.kv")]
     assert left == ["old.kv"]
 

@@ -332,7 +332,7 @@ def test_a_file_may_take_its_own_place(tmp_path, make_sample):
     path, other = tmp_path / "book.kv", tmp_path / "other.kv"
     sample.write(path, block_bytes=BLOCK)
     shrink_file(path, other, keeping(50), writer="x")
-    with pytest.raises(ExistingFile, match="--force"):
+    with pytest.raises(ExistingFile, match="overwrite=True"):
         shrink_file(path, path, keeping(50), writer="x")
     shrink_file(path, path, keeping(50), writer="x", overwrite=True)
     assert path.read_bytes() == other.read_bytes()

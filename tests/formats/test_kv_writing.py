@@ -38,7 +38,7 @@ def test_mode_follows_the_umask(tmp_path, sample, mask, mode):
 def test_existing_file_needs_overwrite(tmp_path, kv, make_sample):
     before = kv.read_bytes()
     other = make_sample(seed=1)
-    with pytest.raises(ExistingFile, match=r"book\.kv: exists already; .*--force"):
+    with pytest.raises(ExistingFile, match=r"book\.kv: exists already; .*overwrite=True"):
         other.write(kv)
     assert kv.read_bytes() == before
     other.write(kv, overwrite=True)
