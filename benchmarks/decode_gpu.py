@@ -25,7 +25,8 @@ from transformers import DynamicCache, MistralConfig, MistralForCausalLM
 from dropkv import Sampling, attention
 from dropkv.cache import Prefix
 from dropkv.decode.batch import Asked, answer_all
-from dropkv.decode.step import KernelRun, RowState, Step
+from dropkv.decode.kernel_run import KernelRun
+from dropkv.decode.step import RowState, Step
 from dropkv.decode.tails import Tails, row_bytes
 from dropkv.models import Model, geometry_of
 from dropkv.rope import rope_of

@@ -105,7 +105,11 @@ class Batch:
         for pack in _packs(list(zip(rows, slots, strict=True))):
             started = time.perf_counter()
             pieces = [Piece(slot, row.asked.prefix, 0, row.asked.ids) for row, slot in pack]
-            self._choose([row for row, _ in pack], forward_rows(self.model, self.tails, pieces), started)
+            self._choose([row for row, _ in pack], self._read(pieces), started)
+
+    def _read(self, pieces: Sequence[Piece]) -> Tensor:
+        """Logits [pieces, vocabulary] behind questions, whose tokens are put into the tails."""
+        return forward_rows(self.model, self.tails, pieces)
 
     def step(self) -> list[Row]:
         """One more token for every row; gives the rows whose answers are done, whose places are free then."""

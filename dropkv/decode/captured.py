@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-import torch
+from torch import Tensor
 
 from dropkv.cache import Prefix, Tail
-from dropkv.decode.batch import Batch, Row
-from dropkv.decode.step import Flight, RowState, Step, log
-from dropkv.errors import ModelError
+from dropkv.decode.batch import PACK, Batch, Row
+from dropkv.decode.kernel_run import KernelRun, KernelsUnusable, usable
+from dropkv.decode.rows import Piece
+from dropkv.decode.step import Flight, RowState, Step
 from dropkv.models import Model
 from dropkv.settings import Sampling
 
@@ -27,6 +28,8 @@ class CapturedBatch(Batch):
         self._flights: deque[tuple[list[Row | None], Flight]] = deque()
         self._placed = False
         self._plain = False
+        self._first = True
+        self._reader: KernelRun | None = None
 
     def wanted(self, waiting: int) -> int:
         free = self.free
@@ -37,6 +40,21 @@ class CapturedBatch(Batch):
             self._land(0)
             super().admit(rows)
             self._placed = False
+
+    def _read(self, pieces: Sequence[Piece]) -> Tensor:
+        """By the kernels, but the first ones, which do not wait for them to be compiled, and long ones."""
+        first, self._first = self._first, False
+        if first or self._plain or sum(len(piece.ids) for piece in pieces) > PACK:
+            return super()._read(pieces)
+        prefixes = _different([piece.prefix for piece in pieces])
+        reader = self._reader
+        try:
+            if reader is None or not set(prefixes) <= set(reader.layout.prefixes):
+                reader = self._reader = KernelRun(self.model, self.tails, prefixes, PACK)
+            return usable(self.model, lambda: reader.read(self.model, pieces))
+        except KernelsUnusable:
+            self._plain = True
+            return super()._read(pieces)
 
     def step(self) -> list[Row]:
         if self._plain:
@@ -71,16 +89,20 @@ class CapturedBatch(Batch):
                     row.take(token, self.model.stop_ids)
 
     def _place(self, rows: Sequence[Row]) -> None:
-        prefixes = list({id(row.asked.prefix): row.asked.prefix for row in rows}.values())
+        prefixes = _different([row.asked.prefix for row in rows])
         bucket = min(self.tails.rows, 1 << (len(rows) - 1).bit_length())
         sampled = any(row.drawn is not None for row in rows)
         step = self._step
-        known = step is not None and {id(one) for one in prefixes} <= {id(one) for one in step.prefixes}
+        known = step is not None and set(prefixes) <= set(step.prefixes)
         if step is None or not known or step.rows < len(rows) or step.rows > 2 * bucket or sampled > step.sampled:
             self._step = None  # its memory goes before the next one's comes
             step = self._step = Step(self.model, self.tails, prefixes, bucket, sampled=sampled)
         step.place([_state(row) for row in rows])
         self._placed = True
+
+
+def _different(prefixes: Sequence[Prefix]) -> list[Prefix]:
+    return list(dict.fromkeys(prefixes))
 
 
 def _state(row: Row) -> RowState:
@@ -91,16 +113,15 @@ def _state(row: Row) -> RowState:
 
 
 def launched(step: Step) -> Flight | None:
-    """A launch, or None with a line on standard error where decode kernels cannot be used."""
+    """A launch, or None where decode kernels cannot be used, which is said in a line on standard error."""
     try:
         return step.launch()
-    except ModelError as error:
-        log.warning("dropkv: %s: answers of %s come more slowly", error, step.model.id)
+    except KernelsUnusable:
         return None
 
 
 def tokens_behind(
-    model: Model, prefix: Prefix, tail: Tail, token: int, sampling: Sampling, drawn: torch.Tensor | None, limit: int
+    model: Model, prefix: Prefix, tail: Tail, token: int, sampling: Sampling, drawn: Tensor | None, limit: int
 ) -> Iterator[int]:
     """The tokens after `token`, the first of an answer of at most `limit`, which is not in the tail yet. The tail's length grows by one
     with each token that is given. Ends at once where decode kernels cannot be used."""

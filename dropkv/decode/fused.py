@@ -18,7 +18,7 @@ from dropkv.attention import layer_list
 from dropkv.models import TESTED, Model
 
 if TYPE_CHECKING:
-    from dropkv.decode.step import KernelRun
+    from dropkv.decode.kernel_run import KernelRun
 
 
 class FusedLayer(nn.Module):
@@ -46,7 +46,7 @@ class FusedLayer(nn.Module):
         shape = run.geometry[self.index]
         q = rotate_and_put(
             q.view(len(q), shape.query_heads, -1), k.view(len(q), shape.kv_heads, -1), v.view(len(q), shape.kv_heads, -1),
-            cos[0], sin[0], run.tails.keys[self.index], run.tails.values[self.index], run.lengths,
+            cos[0], sin[0], run.tails.keys[self.index], run.tails.values[self.index], run.slots, run.lengths,
             getattr(attention, "q_norm", None), getattr(attention, "k_norm", None),
         )  # fmt: skip
         out = run.over(self.index, q, float(attention.scaling), None)

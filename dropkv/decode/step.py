@@ -4,7 +4,6 @@ inputs. Nothing in it waits or depends on the host, so that it can be captured i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,21 +13,10 @@ from torch import Tensor
 from dropkv.attention import run_logits
 from dropkv.cache import Prefix
 from dropkv.decode.fused import fused_layers
-from dropkv.decode.layout import Layout
+from dropkv.decode.kernel_run import KernelRun, line, log, usable
 from dropkv.decode.sampling import choose
 from dropkv.decode.tails import Tails
-from dropkv.errors import ModelError
-from dropkv.kernels.fused_decode import launch, put, tile_of
 from dropkv.models import Model
-
-log = logging.getLogger("dropkv")
-
-FEW, MANY = (
-    264,
-    66,
-)  # chunks that a layer's prefix is cut into: two for each multiprocessor of an H200, or one for every two, so that ...
-SPREAD = 8  # ... what chunks leave behind stays small once there are more rows than this
-SPLITS = 512  # programs that tails are cut into, where rows are few
 
 
 @dataclass(frozen=True)
@@ -45,53 +33,6 @@ class RowState:
     used: int = 0
 
 
-class KernelRun:
-    """The run of a step: one new token for every row, [1, heads, rows, d], by the decode kernels."""
-
-    def __init__(self, model: Model, tails: Tails, prefixes: Sequence[Prefix], rows: int) -> None:
-        self.geometry = model.geometry
-        self.tails = tails
-        device, shape = model.device, model.geometry[0]
-        count = FEW if rows <= SPREAD else MANY
-        tile = tile_of(max(one.d_k for one in model.geometry), model.dtype.itemsize)
-        self.layout = Layout(prefixes, device, rows, most=count, tile=tile)
-        self.lengths = torch.zeros(rows, dtype=torch.int32, device=device)
-        self.seen = 0
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.pending: Tensor | None = None  # what a fused layer leaves to the next one to add to the residual stream
-        chunks = max(one.shape[1] for one in self.layout.chunks)
-        splits = max(1, min(8, SPLITS // (rows * shape.kv_heads), tails.capacity // 64))
-        group, heads = shape.query_heads // shape.kv_heads, shape.query_heads
-        d_v = max(one.d_v for one in model.geometry)
-
-        def scratch(*size: int) -> tuple[Tensor, Tensor]:
-            sums = torch.full(size, -torch.inf, dtype=torch.float32, device=device)
-            return torch.zeros((*size, d_v), dtype=torch.float32, device=device), sums
-
-        self.scratch = *scratch(chunks, rows, group), *scratch(splits, rows, heads)
-        self.out = torch.zeros((rows, heads, d_v), dtype=model.dtype, device=device)
-
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """Attention outputs [1, heads, rows, d_v] of one new token a row."""
-        news = k[0].transpose(0, 1), v[0].transpose(0, 1)
-        put(*news, self.tails.keys[layer], self.tails.values[layer], self.lengths)
-        return self.over(layer, q[0].transpose(0, 1), scale, softcap).transpose(0, 1)[None]
-
-    def over(self, layer: int, q: Tensor, scale: float, softcap: float | None) -> Tensor:
-        """Attention outputs [rows, heads, d_v] of q [rows, heads, d] over prefixes and tails, which have the new tokens already."""
-        self.seen += 1
-        layout, shape = self.layout, self.geometry[layer]
-        return launch(
-            q, self.tails.keys[layer], self.tails.values[layer], self.lengths, layout.starts, layout.tables[layer],
-            layout.chunks[layer], layout.heads[layer], layout.tiles, layout.order, layout.whose, self.scratch, self.out,
-            scale=scale, softcap=softcap, reach=shape.window if shape.kind == "sliding" else None, tile=layout.tile,
-            per_head=layout.per_head,
-            side=self._side,
-        )  # fmt: skip
-
-
 class Flight:
     """The tokens of a step on their way to the host."""
 
@@ -106,11 +47,6 @@ class Flight:
         if self._there is not None:
             self._there.synchronize()
         return [int(token) for token in self._tokens.tolist()]
-
-
-def _line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
 
 
 class Step:
@@ -155,7 +91,8 @@ class Step:
     def launch(self) -> Flight:
         """Begin the next token of every row; the host need not wait for it before it launches another.
 
-        The first launch compiles what there is to compile. Raises ModelError when that cannot be done here, or a layer bypasses the run.
+        The first launch compiles what there is to compile. Raises KernelsUnusable when that cannot be done here, ModelError
+        when a layer bypasses the run.
         """
         self._steps += 1
         with torch.inference_mode():
@@ -164,18 +101,10 @@ class Step:
             if self._graph is not None:
                 self._graph.replay()
             elif self._steps == 1:
-                self._first()
+                usable(self.model, self._forward)
             else:
                 self._forward()
         return Flight(self._token)
-
-    def _first(self) -> None:
-        try:
-            self._forward()
-        except (torch.OutOfMemoryError, ModelError):
-            raise
-        except Exception as error:  # of many kinds: no compiler, an unknown GPU, too little shared memory
-            raise ModelError(f"decode kernels cannot be used ({_line(error)})") from error
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -187,7 +116,7 @@ class Step:
             log.warning(
                 "dropkv: decode steps of %s cannot be captured (%s): answers come more slowly",
                 self.model.id,
-                _line(error),
+                line(error),
             )
             return
         self._graph = graph
@@ -198,10 +127,7 @@ class Step:
         positions = (run.layout.starts + run.lengths).long().unsqueeze(0)
         with fused_layers(self.model, run):
             logits = run_logits(self.model.network, self._token.unsqueeze(0), positions, run, keep=0)[0]
-        if run.seen != len(run.geometry):
-            raise ModelError(
-                f"only {run.seen} of {len(run.geometry)} layers of {self.model.id} passed through dropkv: use another model"
-            )
+        run.check(self.model)
         self.logits = logits
         if self.sampled:
             drawn = self._drawn.gather(1, self._used.unsqueeze(1)).squeeze(1)

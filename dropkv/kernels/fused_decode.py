@@ -61,29 +61,29 @@ def tile_of(d: int, itemsize: int) -> int:
     return 16 if itemsize > 2 else 128 if d <= 128 else 64
 
 
-def put(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
-    """Write k, v [rows, kv_heads, d] into keys, values [rows', kv_heads, capacity, d] at lengths int32 [rows], in one launch."""
+def put(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor) -> None:
+    """Write k, v [rows, kv_heads, d] into keys, values [slots, kv_heads, capacity, d] at slots, lengths int32 [rows], in one launch."""
     rows, kv_heads, d = k.shape
     d_v = v.shape[-1]
     width = triton.next_power_of_2(max(d, d_v))
     _put[(rows, kv_heads)](
-        k, v, keys, values, lengths, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        k, v, keys, values, slots, lengths, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), D=d, DV=d_v, B=width, num_warps=1,
     )  # fmt: skip
 
 
 @triton.jit
 def _put(
-    K, V, KEYS, VALUES, LENGTHS, k_row, k_head, v_row, v_head, keys_row, keys_head, values_row, values_head,
+    K, V, KEYS, VALUES, SLOTS, LENGTHS, k_row, k_head, v_row, v_head, keys_row, keys_head, values_row, values_head,
     D: tl.constexpr, DV: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    place = tl.load(LENGTHS + row).to(tl.int64)
+    slot, place = tl.load(SLOTS + row).to(tl.int64), tl.load(LENGTHS + row).to(tl.int64)
     width = tl.arange(0, B)
     k = tl.load(K + row * k_row + head * k_head + width, mask=width < D)
-    tl.store(KEYS + row * keys_row + head * keys_head + place * D + width, k, mask=width < D)
+    tl.store(KEYS + slot * keys_row + head * keys_head + place * D + width, k, mask=width < D)
     v = tl.load(V + row * v_row + head * v_head + width, mask=width < DV)
-    tl.store(VALUES + row * values_row + head * values_head + place * DV + width, v, mask=width < DV)
+    tl.store(VALUES + slot * values_row + head * values_head + place * DV + width, v, mask=width < DV)
 
 
 @triton.jit
@@ -165,7 +165,7 @@ def _over_prefix(
 
 @triton.jit
 def _over_tails(
-    Q, KEYS, VALUES, LENGTHS, OUT, SUMS, factor, cap, reach, q_row, q_head, k_row, k_head, v_row, v_head, rows, heads,
+    Q, KEYS, VALUES, SLOTS, LENGTHS, OUT, SUMS, factor, cap, reach, q_row, q_head, k_row, k_head, v_row, v_head, rows, heads,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, REACH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -183,8 +183,9 @@ def _over_tails(
     width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
     q_place = row.to(tl.int64) * q_row + (head * GROUP + line)[:, None] * q_head + width[None, :]
     q = tl.load(Q + q_place, mask=real[:, None] & (width < D)[None, :], other=0.0)
-    keys = KEYS + row.to(tl.int64) * k_row + head * k_head
-    values = VALUES + row.to(tl.int64) * v_row + head * v_head
+    slot = tl.load(SLOTS + row).to(tl.int64)
+    keys = KEYS + slot * k_row + head * k_head
+    values = VALUES + slot * v_row + head * v_head
     biggest = tl.full([BM], -float("inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
@@ -245,6 +246,7 @@ def launch(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
+    slots: Tensor,
     lengths: Tensor,
     starts: Tensor,
     table: Tensor,
@@ -265,9 +267,10 @@ def launch(
     near_blocks: Blocks = TAILS,
     side: torch.cuda.Stream | None = None,
 ) -> Tensor:
-    """out [rows, heads, d_v] of one layer for q [rows, heads, d]; keys, values [rows', kv_heads, capacity, d] have every row's newest token.
+    """out [rows, heads, d_v] of one layer for q [rows, heads, d]; keys, values [slots, kv_heads, capacity, d] have every row's newest token.
 
-    lengths int32 [rows]: tokens in the tail before that one; starts int32 [rows]: the position of its first. table int64 [prefixes, 3]: addresses of
+    slots, lengths int32 [rows]: a row's tail, and its tokens before that one; several rows may be tokens of one tail, each of which sees
+    those before it. starts int32 [rows]: the position of its first. table int64 [prefixes, 3]: addresses of
     keys, values and positions. chunks int32 [prefixes, C, 3]: KV head and entries from, to of every chunk, empty ones at the end; heads_of int32
     [prefixes, kv_heads + 1]: the chunks of each head. tiles int32 [T, 3]: prefix, and which of `order` int32 [rows] from, how many (0: none),
     at most `tile` queries with their groups. whose int32 [rows]: each row's prefix. scratch: float32 outputs [C, rows, group, d_v] and sums
@@ -297,7 +300,7 @@ def launch(
     )  # fmt: skip
     with nullcontext() if side is None else torch.cuda.stream(side):
         _over_tails[(rows, kv_heads, splits)](
-            q, keys, values, lengths, near, near_sums, factor, cap, reach or 0, q.stride(0), q.stride(1),
+            q, keys, values, slots, lengths, near, near_sums, factor, cap, reach or 0, q.stride(0), q.stride(1),
             keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), near.shape[1], heads,
             **flags, BM=max(16, triton.next_power_of_2(group)), SPLITS=splits,
             BN=near_blocks.columns, STAGES=near_blocks.stages, num_warps=near_blocks.warps,

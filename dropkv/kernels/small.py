@@ -66,18 +66,19 @@ def rotate_and_put(
     sin: Tensor,
     keys: Tensor,
     values: Tensor,
+    slots: Tensor,
     lengths: Tensor,
     q_norm: Any,
     k_norm: Any,
 ) -> Tensor:
-    """Rotated queries [rows, heads, d] of q. Rotated keys of k and values v [rows, kv_heads, d] are put into keys, values [rows', kv_heads,
-    capacity, d] at lengths int32 [rows]. cos, sin [rows, d]. q_norm, k_norm: norms of each head before the rotation, as in Qwen3, or None."""
+    """Rotated queries [rows, heads, d] of q. Rotated keys of k and values v [rows, kv_heads, d] are put into keys, values [slots, kv_heads,
+    capacity, d] at slots, lengths int32 [rows]. cos, sin [rows, d]. q_norm, k_norm: norms of each head before the rotation, as in Qwen3, or None."""
     rows, heads, d = q.shape
     kv_heads, d_v = v.shape[1], v.shape[2]
     out = q.new_empty(rows, heads, d)
     normed = q_norm is not None and k_norm is not None
     _rotate[(rows, heads + kv_heads)](
-        q, k, v, cos, sin, q_norm.weight if normed else q, k_norm.weight if normed else q, out, keys, values, lengths,
+        q, k, v, cos, sin, q_norm.weight if normed else q, k_norm.weight if normed else q, out, keys, values, slots, lengths,
         q_norm.variance_epsilon if normed else 0.0, cos.stride(0), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         HEADS=heads, KV=kv_heads, D=d, DV=d_v, B=triton.next_power_of_2(max(d, d_v)), NORM=normed, num_warps=1,
     )  # fmt: skip
@@ -86,7 +87,7 @@ def rotate_and_put(
 
 @triton.jit
 def _rotate(
-    Q, K, V, COS, SIN, Q_WEIGHT, K_WEIGHT, OUT, KEYS, VALUES, LENGTHS, eps, c_row, k_row, k_head, v_row, v_head,
+    Q, K, V, COS, SIN, Q_WEIGHT, K_WEIGHT, OUT, KEYS, VALUES, SLOTS, LENGTHS, eps, c_row, k_row, k_head, v_row, v_head,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, B: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -122,7 +123,7 @@ def _rotate(
     if is_query:
         tl.store(OUT + base + width, y, mask=mask)
     else:
-        place = tl.load(LENGTHS + row).to(tl.int64)
-        tl.store(KEYS + row * k_row + head * k_head + place * D + width, y, mask=mask)
+        slot, place = tl.load(SLOTS + row).to(tl.int64), tl.load(LENGTHS + row).to(tl.int64)
+        tl.store(KEYS + slot * k_row + head * k_head + place * D + width, y, mask=mask)
         v = tl.load(V + (row * KV + head) * DV + width, mask=width < DV, other=0.0)
-        tl.store(VALUES + row * v_row + head * v_head + place * DV + width, v, mask=width < DV)
+        tl.store(VALUES + slot * v_row + head * v_head + place * DV + width, v, mask=width < DV)

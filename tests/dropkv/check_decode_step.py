@@ -18,6 +18,7 @@ from dropkv.cache import Tail
 from dropkv.decode.batch import Asked, Batch, run_batch
 from dropkv.decode.captured import CapturedBatch, tokens_behind
 from dropkv.decode.fused import fits
+from dropkv.decode.kernel_run import KernelRun
 from dropkv.decode.rows import Piece, forward_rows
 from dropkv.decode.sampling import Chooser, draws
 from dropkv.decode.step import RowState, Step
@@ -30,7 +31,7 @@ from tests import tiny
 
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 TEXT = "The harbour master kept the ledger in a locked drawer. The code is 4711, and the ship is Evergreen. " * 2
-STEPS = 2 if DEVICE == "cpu" else 6
+STEPS = 1 if DEVICE == "cpu" else 6
 
 
 def main() -> None:
@@ -48,9 +49,12 @@ def main() -> None:
         whose = [prefixes[0], prefixes[1], prefixes[0]]
         ids = [[5, 6, 7], [8] * 30, [9]]
         tails = [Tails.of(model.geometry, model.devices, model.dtype, 4, 48) for _ in range(2)]
-        for one in tails:
+        for one in tails[:1]:
             logits = forward_rows(model, one, [Piece(row, whose[row], 0, ids[row]) for row in range(3)])
         tokens = logits.argmax(-1).tolist()
+        reader = KernelRun(model, tails[1], prefixes, 64)
+        again = reader.read(model, [Piece(row, whose[row], 0, ids[row]) for row in range(3)])
+        assert float((again - logits).abs().max() / logits.abs().max()) < 1e-4
         step = Step(model, tails[1], prefixes, 4, sampled=False)
         states = [RowState(whose[row], tokens[row], len(ids[row])) for row in range(3)]
         step.place(states)
@@ -75,7 +79,7 @@ def main() -> None:
             continue
 
         session = Session(model, Seam.of(model.tokenizer, name=family), prefixes[0])
-        limits = [2, 4, 1, 3] if DEVICE == "cpu" else [2, 40, 1, 30, 17, 60, 5, 33, 50, 8, 9, 25]
+        limits = [2, 4, 1] if DEVICE == "cpu" else [2, 40, 1, 30, 17, 60, 5, 33, 50, 8, 9, 25]
         warm = [Sampling(max_new_tokens=limit, temperature=float(limit % 4 == 0), seed=limit) for limit in limits]
         questions = [f"Who kept the ledger {limit}?" for limit in limits]
         asked = [
@@ -95,7 +99,9 @@ def main() -> None:
                 assert [one.text for one in got] == [session.text(row.tokens).strip() for row in plain]
             assert session._idle[0].step._graph is not None
 
-        for question, one in zip(questions[:2], warm[:2], strict=True):  # one answer, with steps ahead of the host
+        for question, one in list(zip(questions, warm, strict=True))[
+            : 1 if DEVICE == "cpu" else 3
+        ]:  # one answer, with steps ahead of the host
             tail = Tail()
             logits = session.forward(session.question_ids(question), tail)
             first = Chooser(one)(logits)

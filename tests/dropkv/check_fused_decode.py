@@ -76,7 +76,8 @@ def main() -> None:
         q, k, v = draw(rows, heads, d), draw(rows, kv_heads, d), draw(rows, kv_heads, d_v)
         keys, values = draw(rows + 1, kv_heads, capacity, d), draw(rows + 1, kv_heads, capacity, d_v)
         untouched = keys.clone()
-        put(k, v, keys, values, filled.to(device))
+        slots = torch.arange(rows, dtype=torch.int32, device=device)
+        put(k, v, keys, values, slots, filled.to(device))
         for row in range(len(filled)):
             assert torch.equal(keys[row, :, filled[row]], k[row]) and torch.equal(values[row, :, filled[row]], v[row])
             untouched[row, :, filled[row]] = k[row]
@@ -95,7 +96,7 @@ def main() -> None:
         scratch[3].fill_(-torch.inf)
         out = torch.full((rows, heads, d_v), torch.nan, dtype=dtype, device=device)
         launch(
-            q, keys, values, filled.to(device), layout.starts, layout.tables[0], layout.chunks[0], layout.heads[0], layout.tiles,
+            q, keys, values, slots, filled.to(device), layout.starts, layout.tables[0], layout.chunks[0], layout.heads[0], layout.tiles,
             layout.order, layout.whose, tuple(scratch), out, scale=d**-0.5, softcap=softcap, reach=reach, tile=layout.tile, per_head=layout.per_head,
             far_blocks=Blocks(16, 2, 4), near_blocks=Blocks(16, 2, 4),
         )  # fmt: skip

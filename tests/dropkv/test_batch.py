@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import dropkv
+from dropkv import generate
 from dropkv.cache import Tail
 from dropkv.decode import batch as batches
-from dropkv.decode.batch import Asked, Batch, Row, answer_all, fitting_rows
+from dropkv.decode.batch import Asked, Batch, Row, answer_all, fitting_rows, run_batch
 from dropkv.decode.rows import Piece, forward_rows
 from dropkv.decode.sampling import Chooser, choose, draws
 from dropkv.decode.tails import Tails, row_bytes
@@ -235,3 +236,28 @@ def test_the_small_model_at_batch_1_and_64() -> None:
     alone = [answer.text for answer in session.ask_many(questions, sampling, batch_size=1)]
     assert alone == [answer.text for answer in session.ask_many(questions, sampling, batch_size=64)]
     assert alone[0] == session.ask(questions[0], sampling).text
+
+
+def test_where_kernels_cannot_be_used_the_plain_loop_goes_on(
+    llama: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here they are given tensors of the CPU, which they refuse; that is said in one line."""
+    captured = pytest.importorskip("dropkv.decode.captured")
+    want = [llama.ask(question, SHORT).text for question in QUESTIONS]
+    asked = [Asked(llama.prefix, tuple(llama.question_ids(question)), SHORT, 10) for question in QUESTIONS]
+    rows = sorted(run_batch(captured.CapturedBatch(llama.model, 3, 128), asked), key=lambda row: row.number)
+    assert [llama.text(row.tokens).strip() for row in rows] == want
+    (line,) = [record.message for record in caplog.records]
+    assert line.startswith("dropkv: decode kernels cannot be used (")
+    caplog.clear()
+    monkeypatch.setattr(generate, "captures", lambda model: True)
+    session = Session(llama.model, llama.seam, llama.prefix)
+    assert [session.ask(question, SHORT).text for question in QUESTIONS] == want
+    chat, other = session.chat(), llama.chat()
+    assert chat.ask(QUESTIONS[0], SHORT).text == want[0] and chat.ask("Why?", SHORT).text == other_turn(other)
+    assert len(caplog.records) == 1 and "\n" not in caplog.records[0].message
+
+
+def other_turn(chat: generate.Chat) -> str:
+    chat.ask(QUESTIONS[0], SHORT)
+    return chat.ask("Why?", SHORT).text
