@@ -114,8 +114,8 @@ def test_several_questions_at_once_change_no_answer(dropkv: Dropkv, kv: Path, mo
             r.get("answer", r.get("error")) for r in alone.records
         ]
         assert batched.code == 1
-    dropkv(*common, "--batch-size", "0").failed_with(2, "--batch-size 1 or more")
-    dropkv(*common, "--batch-size", "4", "--chat").failed_with(2, "one question at a time")
+    dropkv(*common[:-1], "--batch-size", "0").failed_with(2, "--batch-size 1 or more")
+    dropkv(*common[:-1], "--batch-size", "4", "--chat").failed_with(2, "one question at a time")
 
 
 def test_a_file_of_a_local_folder_finds_it_or_says_how(
