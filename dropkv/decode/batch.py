@@ -15,6 +15,7 @@ from dropkv.cache import Prefix
 from dropkv.decode.rows import Piece, forward_rows
 from dropkv.decode.sampling import choose, draws
 from dropkv.decode.tails import Tails, row_bytes
+from dropkv.errors import UsageError
 from dropkv.memory import spare_memory
 from dropkv.models import Model
 from dropkv.settings import Sampling
@@ -161,11 +162,18 @@ def next_tokens(rows: Sequence[Row], logits: Tensor) -> list[int]:
 
 
 def answer_all(model: Model, asked: Sequence[Asked], rows: int | None = None) -> Iterator[Row]:
-    """The answers to all questions in the order in which they are done. rows: how many at once, None for what fits into memory, at most MOST."""
+    """The answers to all questions in the order in which they are done. rows: how many at once, None for what fits into memory, at most MOST.
+
+    Raises UsageError for more rows than fit.
+    """
     if not asked:
         return
     capacity = -(-max(one.length for one in asked) // ROUND) * ROUND
-    yield from run_batch(make_batch(model, min(rows or fitting_rows(model, capacity), len(asked)), capacity), asked)
+    if rows is None:
+        rows = fitting_rows(model, capacity)
+    else:
+        _refuse_too_many(model, min(rows, len(asked)), capacity)
+    yield from run_batch(make_batch(model, min(rows, len(asked)), capacity), asked)
 
 
 def run_batch(batch: Batch, asked: Sequence[Asked]) -> Iterator[Row]:
@@ -191,6 +199,16 @@ def captures(model: Model) -> bool:
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     return all(weights.device == device for weights in model.network.parameters())
+
+
+def _refuse_too_many(model: Model, rows: int, capacity: int) -> None:
+    """Raise UsageError for more rows than the memory takes, before anything is asked of it."""
+    spare, wanted = spare_memory(model.device), rows * row_bytes(model.geometry, model.dtype, capacity)
+    if spare is not None and rows > 1 and wanted > spare:
+        raise UsageError(
+            f"{rows} answers at once may take {wanted / 2**30:.1f} GiB, {spare / 2**30:.1f} GiB are free: "
+            f"use a smaller --batch-size, or leave it out"
+        )
 
 
 def fitting_rows(model: Model, capacity: int) -> int:

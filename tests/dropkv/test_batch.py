@@ -168,6 +168,10 @@ def test_rows_follow_the_memory(llama: Session, monkeypatch: pytest.MonkeyPatch)
     for spare, rows in ((None, 64), (0, 1), (2 * each, 1), (10 * each + 8, 5), (1 << 40, 64)):
         monkeypatch.setattr(batches, "spare_memory", lambda device, spare=spare: spare)
         assert fitting_rows(llama.model, 256) == rows
+    monkeypatch.setattr(batches, "spare_memory", lambda device: 2 << 20)
+    with pytest.raises(UsageError, match=r"17 answers at once may take .* GiB are free: use a smaller --batch-size"):
+        next(llama.ask_many(["Who?"] * 17, Sampling(max_new_tokens=200), batch_size=17))
+    assert len(list(llama.ask_many(["Who?"] * 17, Sampling(max_new_tokens=2), batch_size=17))) == 17
 
 
 def test_a_sample_depends_on_its_seed_alone(llama: Session) -> None:
