@@ -12,10 +12,12 @@ from torch import Tensor
 from dropkv.answer_text import AnswerText
 from dropkv.attention import run_logits
 from dropkv.cache import AnswerRun, Prefix, Tail
+from dropkv.decode.batch import Asked, Row, answer_all
+from dropkv.decode.sampling import Chooser
 from dropkv.errors import ModelError, QuestionError
 from dropkv.models import Model
 from dropkv.prompts import Seam
-from dropkv.settings import Sampling, check_sampling
+from dropkv.settings import Sampling, check_batch_size, check_sampling
 
 
 @dataclass(frozen=True)
@@ -141,15 +143,69 @@ class Session:
         """Kept entries per KV head, averaged over all heads of all layers."""
         return round(self.prefix.entries / sum(geometry.kv_heads for geometry in self.prefix.geometry))
 
-    def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
-        """The answer to one question, piece by piece. Raises QuestionError for an empty question or one that does not fit."""
+    def question_ids(self, question: str) -> list[int]:
+        """Token ids of a question behind the document. Raises QuestionError for an empty one or one that does not fit."""
         ids = self.seam.question_ids(question)
         self.room(len(ids), 1)
+        return ids
+
+    def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
+        """The answer to one question, piece by piece. Raises QuestionError for an empty question or one that does not fit."""
+        ids = self.question_ids(question)
         return Stream(self, Tail(), question, ids, check_sampling(sampling), [])
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
         """The whole answer to one question."""
         return self.stream(question, sampling).result()
+
+    def ask_many(
+        self, questions: Sequence[str], sampling: Sampling | None = None, *, batch_size: int | None = None
+    ) -> Iterator[Answer | QuestionError]:
+        """The answers in the order of the questions, each as if asked alone; up to batch_size questions are answered at once over the one prefix.
+
+        batch_size: None for what fits into memory, at most 64; UsageError below 1. A question that is empty or does not fit gives its QuestionError
+        and leaves the others alone. An answer's seconds are counted from when its question begins to be read.
+        """
+        check_batch_size(batch_size)
+        return self._answers(questions, check_sampling(sampling), batch_size)
+
+    def _answers(
+        self, questions: Sequence[str], sampling: Sampling, batch_size: int | None
+    ) -> Iterator[Answer | QuestionError]:
+        outcomes: dict[int, Answer | QuestionError] = {}
+        asked: list[Asked] = []
+        numbers: list[int] = []
+        for number, question in enumerate(questions):
+            try:
+                ids = self.question_ids(question)
+                limit = self.room(len(ids), sampling.max_new_tokens)
+            except QuestionError as error:
+                outcomes[number] = error
+            else:
+                asked.append(Asked(self.prefix, tuple(ids), sampling, limit))
+                numbers.append(number)
+        given = 0
+        for row in answer_all(self.model, asked, batch_size):
+            number = numbers[row.number]
+            outcomes[number] = self._answer(questions[number], row)
+            while given in outcomes:
+                yield outcomes.pop(given)
+                given += 1
+        for number in sorted(outcomes):
+            yield outcomes[number]
+
+    def _answer(self, question: str, row: Row) -> Answer:
+        return Answer(
+            question,
+            self.text(row.tokens).strip(),
+            self.prefix.n,
+            self.entries_per_head,
+            len(row.asked.ids),
+            len(row.tokens),
+            row.first - row.started,
+            row.ended - row.started,
+            row.stopped,
+        )
 
     def chat(self) -> Chat:
         """A conversation over the document: each turn sees the turns before it."""
@@ -246,27 +302,3 @@ class Chat:
     def _asked(self, question: str, *, first: bool) -> list[int]:
         seam = self.session.seam
         return seam.question_ids(question) if first else seam.follow_up_ids(question)
-
-
-class Chooser:
-    """Picks the next token: greedy at temperature 0, else from the nucleus of the tempered distribution, on the CPU so that a seed means the
-    same on every device."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
-        self._generator = torch.Generator()
-        if sampling.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(sampling.seed)
-
-    def __call__(self, logits: Tensor) -> int:
-        """The chosen id for logits [vocabulary]."""
-        if self._sampling.temperature == 0:
-            return int(logits.argmax())
-        shares, ids = torch.softmax(logits.double().cpu() / self._sampling.temperature, dim=-1).sort(
-            descending=True, stable=True
-        )
-        before = shares.cumsum(0) - shares
-        shares = shares.masked_fill(before >= self._sampling.top_p, 0)  # the likeliest token always stays
-        return int(ids[torch.multinomial(shares, 1, generator=self._generator)])

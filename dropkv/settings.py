@@ -137,6 +137,12 @@ def _is(value: object, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
+def check_batch_size(batch_size: int | None) -> None:
+    """Raise UsageError unless it is None or a whole number >= 1."""
+    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+        raise UsageError(f"a batch of {batch_size!r} questions answers none: use --batch-size 1 or more")
+
+
 def check_budget(budget: float | int) -> None:
     """Raise BudgetError unless `budget` is a fraction in (0, 1] or a whole number of entries >= 1."""
     if isinstance(budget, bool) or not isinstance(budget, int | float):

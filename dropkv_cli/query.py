@@ -12,9 +12,9 @@ import click
 from dropkv.errors import QuestionError, UsageError
 from dropkv.hub.client import Hub
 from dropkv.hub.fetch import for_questions
-from dropkv.settings import Sampling
+from dropkv.settings import Sampling, check_batch_size
 from dropkv_cli.options import budget as budget_number
-from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
+from dropkv_cli.options import device_options, flag, given, json_option, model_aliases, refuse_pipe
 from dropkv_cli.options import seed as seed_number
 from dropkv_cli.output import complain, harmless, json_line, one_line, say, size
 from dropkv_cli.progress import waiting
@@ -89,6 +89,14 @@ STDIN = "-"
     metavar="N",
     help="Seed of the sampling.",
 )
+@click.option(
+    "--batch-size",
+    type=int,
+    default=None,
+    show_default="what fits into memory, at most 64",
+    metavar="N",
+    help="Answer up to so many of several questions at once; their answers are the same, and come in the order of the questions.",
+)
 @flag("--chat", help="Later questions see the earlier ones and their answers; on a terminal a prompt follows them.")
 @click.option(
     "--resume",
@@ -112,6 +120,7 @@ def command(
     temperature: float,
     top_p: float,
     seed: int | None,
+    batch_size: int | None,
     chat: bool,
     resume: str | None,
     as_json: bool,
@@ -119,9 +128,10 @@ def command(
     """Answer questions from a .kv file, without the document.
 
     Each question is answered as if it were the only one, unless --chat is given. Answers go to standard output, an
-    empty line between two. A QUESTION of - reads questions from standard input, one a line. With no question on a terminal
-    a prompt opens, which an empty line or Ctrl-D ends, and where Ctrl-C stops an answer. /help lists its commands: with
-    --chat, /save FILE keeps the conversation. A --chat obeys them among other questions too; // asks what starts with /.
+    empty line between two; several questions are answered at once, --batch-size says how many. A QUESTION of - reads
+    questions from standard input, one a line. With no question on a terminal a prompt opens, which an empty line or
+    Ctrl-D ends, and where Ctrl-C stops an answer. /help lists its commands: with --chat, /save FILE keeps the
+    conversation. A --chat obeys them among other questions too; // asks what starts with /.
 
     With --json, seconds.load is the loading of the file (not of the model), seconds.first_token and seconds.total are
     counted from the question on, and stopped is true when the model ended the answer itself, false when the token limit
@@ -129,6 +139,9 @@ def command(
     """
     refuse_pipe(file)
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
+    check_batch_size(batch_size)
+    if (chat or resume is not None) and given("batch_size"):
+        raise UsageError("a conversation has one question at a time: leave out --batch-size, or --chat and --resume")
     asked = _all_questions(questions, questions_file)
     good, bad = _sorted_out(asked)
     if asked and not good:
@@ -148,7 +161,7 @@ def command(
     from dropkv_cli.asking import Asker
 
     chat = chat or resume is not None
-    asker = Asker(kv, sampling, chat=chat, as_json=as_json)
+    asker = Asker(kv, sampling, chat=chat, as_json=as_json, batch_size=batch_size)
     if resume is not None:
         asker.resume(resume)
     code = max(asker.ask_all(good, alone=len(asked) == 1), 1 if bad else 0)

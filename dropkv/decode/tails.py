@@ -1,0 +1,49 @@
+"""The tails of a batch: keys and values of every row's own tokens, in buffers made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dropkv.models import LayerGeometry
+
+
+class Tails:
+    """Per layer keys [rows, kv_heads, capacity, d_k] and values [rows, kv_heads, capacity, d_v]; nothing grows and nothing is copied per token."""
+
+    def __init__(
+        self,
+        geometry: Sequence[LayerGeometry],
+        devices: Sequence[torch.device],
+        dtype: torch.dtype,
+        rows: int,
+        capacity: int,
+    ) -> None:
+        self.rows = rows
+        self.capacity = capacity
+        places = list(zip(geometry, devices, strict=True))
+        # zeros: what no token has been written to is multiplied by a weight of 0, and 0 times what memory held may be no number
+        self.keys = [torch.zeros((rows, g.kv_heads, capacity, g.d_k), dtype=dtype, device=at) for g, at in places]
+        self.values = [torch.zeros((rows, g.kv_heads, capacity, g.d_v), dtype=dtype, device=at) for g, at in places]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(part.numel() * part.itemsize for part in (*self.keys, *self.values))
+
+    def put(self, layer: int, rows: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write k, v [kv_heads, t, d] of t tokens: token i goes to rows[i], places[i] (int64, on the layer's device)."""
+        self.keys[layer][rows, :, places] = k.transpose(0, 1)
+        self.values[layer][rows, :, places] = v.transpose(0, 1)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """The first `length` tokens of one row become those of another."""
+        for part in (*self.keys, *self.values):
+            part[target, :, :length] = part[source, :, :length]
+
+
+def row_bytes(geometry: Sequence[LayerGeometry], dtype: torch.dtype, capacity: int) -> int:
+    """Bytes of one row of that capacity."""
+    return sum(g.kv_heads * (g.d_k + g.d_v) for g in geometry) * capacity * dtype.itemsize
