@@ -18,7 +18,7 @@ from dropkv_cli.variables import blamed, give_variables, misspelt
 
 PROGRAM = "dropkv"
 COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"  # set while a shell asks what the Tab key may offer
-VERBS = ("compress", "query", "info", "verify", "shrink", "models", "push", "pull", "bench", "completion")
+VERBS = ("compress", "query", "serve", "info", "verify", "shrink", "models", "push", "pull", "bench", "completion")
 
 
 class Verbs(click.Group):
