@@ -12,12 +12,14 @@ from torch import Tensor
 from dropkv.answer_text import AnswerText
 from dropkv.attention import run_logits
 from dropkv.cache import AnswerRun, Prefix, Tail
-from dropkv.decode.batch import Asked, Row, answer_all
-from dropkv.decode.sampling import Chooser
+from dropkv.decode.batch import Asked, Row, answer_all, captures
+from dropkv.decode.sampling import Chooser, draws
 from dropkv.errors import ModelError, QuestionError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 from dropkv.settings import Sampling, check_batch_size, check_sampling
+
+WORTH_CAPTURING = 8  # tokens; the steps of shorter answers are not captured
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Stream(Iterator[str]):
     ) -> None:
         self.answer: Answer | None = None
         self._turns = [] if turns is None else turns
+        self._alone = turns is None
         self._pieces = self._run(session, tail, question, ids, sampling, pending)
 
     def __next__(self) -> str:
@@ -86,7 +89,6 @@ class Stream(Iterator[str]):
         self, session: Session, tail: Tail, question: str, ids: Sequence[int], sampling: Sampling, pending: list[int]
     ) -> Iterator[str]:
         started = time.perf_counter()
-        choose = Chooser(sampling)
         limit = session.room(len(tail) + len(ids), sampling.max_new_tokens)
         logits = session.forward(ids, tail)
         pending.clear()  # everything before the answer is in the tail now
@@ -95,10 +97,8 @@ class Stream(Iterator[str]):
         self._turns.append(turn)  # the tail has the question now, whatever becomes of the answer
         tokens = turn.tokens
         shown = ""
-        while True:
-            token = choose(logits)
-            if not tokens:
-                first = time.perf_counter() - started
+        for token in session.tokens(logits, tail, sampling, limit, pending):
+            first = first or time.perf_counter() - started
             if token in session.model.stop_ids:
                 turn.stopped = True
                 break
@@ -110,11 +110,11 @@ class Stream(Iterator[str]):
                 shown = text
             if len(tokens) >= limit:
                 break
-            logits = session.forward([token], tail)
-            pending.clear()
         text = session.text(tokens)
         if text != shown and text.startswith(shown):
             yield text[len(shown) :]
+        if self._alone:
+            session.rest(tail)
         self.answer = Answer(
             question,
             text.strip(),
@@ -137,6 +137,14 @@ class Session:
         self.seam = seam
         self.prefix = prefix
         self._text = AnswerText(model.tokenizer, seam.encoder.special_ids)
+        self._idle: list[Tail] = []
+        self._captures = True
+
+    def rest(self, tail: Tail) -> None:
+        """The tail of an answer that is done is kept for the next one, if steps were captured on it."""
+        if tail.step is not None:
+            tail.length = 0
+            self._idle[:] = [tail]
 
     @property
     def entries_per_head(self) -> int:
@@ -152,7 +160,8 @@ class Session:
     def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
         """The answer to one question, piece by piece. Raises QuestionError for an empty question or one that does not fit."""
         ids = self.question_ids(question)
-        return Stream(self, Tail(), question, ids, check_sampling(sampling), [])
+        sampling = check_sampling(sampling)
+        return Stream(self, self._idle.pop() if self._idle else Tail(), question, ids, sampling, [])
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
         """The whole answer to one question."""
@@ -167,7 +176,7 @@ class Session:
         and leaves the others alone. An answer's seconds are counted from when its question begins to be read.
         """
         check_batch_size(batch_size)
-        return self._answers(questions, check_sampling(sampling), batch_size)
+        return self._answers(questions, sampling or Sampling(), batch_size)
 
     def _answers(
         self, questions: Sequence[str], sampling: Sampling, batch_size: int | None
@@ -245,6 +254,27 @@ class Session:
             )
         tail.length += len(ids)
         return logits[0, -1]
+
+    def tokens(self, logits: Tensor, tail: Tail, sampling: Sampling, limit: int, pending: list[int]) -> Iterator[int]:
+        """The tokens of an answer that begins with one chosen from `logits`, without end; limit: as many as will be asked for. Each is put into the
+        tail when the next one is asked for, which empties `pending`. On a GPU the steps behind the first token are captured."""
+        choose = Chooser(sampling)
+        token = choose(logits)
+        yield token
+        self._captures = self._captures and captures(self.model)
+        if limit >= WORTH_CAPTURING and self._captures:
+            from dropkv.decode.captured import tokens_behind
+
+            drawn = None if sampling.temperature == 0 else draws(sampling, limit)
+            for following in tokens_behind(self.model, self.prefix, tail, token, sampling, drawn, limit):
+                pending.clear()
+                yield following
+            self._captures = False  # it has ended at once
+        while True:
+            logits = self.forward([token], tail)
+            pending.clear()
+            token = choose(logits)
+            yield token
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decoded answer tokens: special tokens are left out, and so are bytes at the end that are not yet a character."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
@@ -102,21 +102,21 @@ class KVFile:
         """
         if isinstance(question, str):
             return self.session.ask(question, sampling)
-        asked = question_list(question)
-        for one in asked:
+        questions = question_list(question)
+        for one in questions:
             self.session.question_ids(one)
-        return [answer for answer in self.ask_many(asked, sampling) if isinstance(answer, Answer)]
+        return [answer for answer in self.ask_many(questions, sampling) if isinstance(answer, Answer)]
 
     def ask_many(
-        self, questions: Sequence[str], sampling: Sampling | None = None, *, batch_size: int | None = None
+        self, questions: Iterable[str], sampling: Sampling | None = None, *, batch_size: int | None = None
     ) -> Iterator[Answer | QuestionError]:
         """The answers to many questions as they are ready, in the order of the questions; several are answered at once over the one document,
         which is in memory once.
 
-        batch_size: so many at once, None for what fits into memory (at most 64). A question that is empty or does not fit gives its
+        batch_size: so many at once, None for what fits into memory (at most 64). A question that is empty, no text or does not fit gives its
         QuestionError in place of an answer. Raises UsageError for a batch size below 1.
         """
-        return self.session.ask_many(questions, sampling, batch_size=batch_size)
+        return self.session.ask_many(list(questions), sampling, batch_size=batch_size)
 
     def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
         """The answer as an iterator of pieces of text, as they are generated; its `.answer` is set at the end.

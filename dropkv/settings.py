@@ -115,6 +115,12 @@ class Sampling:
             raise UsageError(f"top-p {self.top_p} is out of range: use a share above 0 and at most 1")
 
 
+def check_batch_size(batch_size: int | None) -> None:
+    """Raise UsageError unless it is None or a whole number >= 1."""
+    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+        raise UsageError(f"a batch of {batch_size!r} questions answers none: use --batch-size 1 or more")
+
+
 def check_sampling(sampling: Sampling | None) -> Sampling:
     """How to choose tokens: None is greedy. Raises UsageError for anything but a Sampling."""
     if sampling is None:
@@ -135,12 +141,6 @@ def _check_types(settings: CompressSettings | Sampling) -> None:
 
 def _is(value: object, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def check_batch_size(batch_size: int | None) -> None:
-    """Raise UsageError unless it is None or a whole number >= 1."""
-    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-        raise UsageError(f"a batch of {batch_size!r} questions answers none: use --batch-size 1 or more")
 
 
 def check_budget(budget: float | int) -> None:

@@ -90,12 +90,12 @@ class Asker:
     def ask_all(self, questions: list[str], *, alone: bool) -> int:
         """Answer every question; one that cannot be asked does not stop the others, unless it stands alone. Gives the exit code.
 
-        In a conversation the commands of the prompt are obeyed. Other questions are answered several at once, and printed in their order
-        as they are ready.
+        Several are answered at once, and printed in their order as they are ready; those of a conversation one after another, and in one the
+        commands of the prompt are obeyed.
         """
-        failures, printed = 0, 0
+        failures, answers = 0, 0
         batched = self.chat is None and len(questions) > 1
-        answers = self.kv.ask_many(questions, self.sampling, batch_size=self.batch_size) if batched else iter(())
+        outcomes = self.kv.ask_many(questions, self.sampling, batch_size=self.batch_size) if batched else iter(())
         for question in questions:
             command = command_of(question) if self.chat else None
             try:
@@ -105,17 +105,17 @@ class Asker:
                         break
                     continue
                 if not self.as_json and len(questions) > 1:
-                    if printed:
+                    if answers:
                         result("")
                     say(f"Q: {one_line(question)}")
-                printed += 1
+                answers += 1
                 if batched:
-                    self._show(next(answers))
+                    self._show(next(outcomes))
                 else:
                     self.answer(question_of(question) if self.chat else question)
             except (DropkvError, FormatError) as error:
                 failures += 1
-                if alone:
+                if alone or (batched and not isinstance(error, QuestionError)):  # after others no more answers come
                     raise
                 complain(str(error))
                 if self.as_json:
@@ -196,9 +196,9 @@ class Asker:
             stream.close()
         self._show(answer, shown=self.streaming)
 
-    def _show(self, answer: Answer | QuestionError, *, shown: bool = False) -> None:
+    def _show(self, answer: Answer | DropkvError, *, shown: bool = False) -> None:
         """Print an answer, or raise the error that stands in its place; shown: its text has been printed."""
-        if isinstance(answer, QuestionError):
+        if isinstance(answer, Exception):
             raise answer
         if self.as_json:
             json_line(self._record(answer))

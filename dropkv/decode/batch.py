@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from dropkv.settings import Sampling
 
 MOST = 64  # rows, unless more are asked for
 SHARE = 0.5  # of the memory that is free, for tails and logits
-PACK = 512  # questions are read together up to so many tokens: enough to keep a GPU busy, little memory
+PACK = 256  # questions are read together up to so many tokens: enough to keep a GPU busy, little memory
 ROUND = 16  # capacities are multiples
 
 
@@ -77,8 +78,12 @@ class Batch:
 
     def __init__(self, model: Model, rows: int, capacity: int) -> None:
         self.model = model
-        self.tails = Tails(model.geometry, model.devices, model.dtype, rows, capacity)
+        self.tails = Tails.of(model.geometry, model.devices, model.dtype, rows, capacity)
         self._slots: list[Row | None] = []
+
+    def wanted(self, waiting: int) -> int:
+        """How many of so many waiting questions should be admitted now."""
+        return min(self.free, waiting)
 
     @property
     def free(self) -> int:
@@ -104,13 +109,17 @@ class Batch:
 
     def step(self) -> list[Row]:
         """One more token for every row; gives the rows whose answers are done, whose places are free then."""
+        done = self._sweep()
         self._close_up()
         rows = self.rows
-        going = [row for row in rows if not row.done]
-        if len(going) == len(rows):
+        if rows:
             pieces = [Piece(slot, row.asked.prefix, row.length, row.tokens[-1:]) for slot, row in enumerate(rows)]
             self._choose(rows, forward_rows(self.model, self.tails, pieces))
-        done = [row for row in rows if row.done]
+        return done + self._sweep()
+
+    def _sweep(self) -> list[Row]:
+        """The rows that are done leave their places."""
+        done = [row for row in self.rows if row.done]
         self._slots = [None if row is None or row.done else row for row in self._slots]
         return done
 
@@ -152,11 +161,32 @@ def answer_all(model: Model, asked: Sequence[Asked], rows: int | None = None) ->
     if not asked:
         return
     capacity = -(-max(one.length for one in asked) // ROUND) * ROUND
-    batch = Batch(model, min(rows or fitting_rows(model, capacity), len(asked)), capacity)
+    yield from run_batch(make_batch(model, min(rows or fitting_rows(model, capacity), len(asked)), capacity), asked)
+
+
+def run_batch(batch: Batch, asked: Sequence[Asked]) -> Iterator[Row]:
+    """All questions through the rows of a batch, in the order in which they are done; no tail may be longer than the batch's."""
     waiting = deque(Row(number, one) for number, one in enumerate(asked))
     while waiting or batch.rows:
-        batch.admit([waiting.popleft() for _ in range(min(batch.free, len(waiting)))])
+        batch.admit([waiting.popleft() for _ in range(batch.wanted(len(waiting)))])
         yield from batch.step()
+
+
+def make_batch(model: Model, rows: int, capacity: int) -> Batch:
+    """A batch whose steps are captured where they can be, else a plain one."""
+    if not captures(model):
+        return Batch(model, rows, capacity)
+    from dropkv.decode.captured import CapturedBatch
+
+    return CapturedBatch(model, rows, capacity)
+
+
+def captures(model: Model) -> bool:
+    """Whether steps of this model can be captured: all of it is on one GPU, and Triton is installed."""
+    device = model.device
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return all(weights.device == device for weights in model.network.parameters())
 
 
 def fitting_rows(model: Model, capacity: int) -> int:

@@ -32,7 +32,7 @@ def choose(logits: Tensor, temperature: Tensor, top_p: Tensor, drawn: Tensor) ->
     shares = shares.masked_fill(before >= top_p.unsqueeze(1), 0)  # the likeliest token always stays
     line = shares.cumsum(-1)
     goal = drawn.unsqueeze(1) * line[:, -1:]
-    last = (shares > 0).sum(-1, keepdim=True) - 1
+    last = ((shares > 0).sum(-1, keepdim=True) - 1).clamp(min=0)  # rows without a question may hold no numbers
     place = torch.minimum(torch.searchsorted(line, goal, right=True), last)
     return torch.where(temperature == 0, greedy, ids.gather(1, place).squeeze(1))
 

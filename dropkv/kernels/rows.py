@@ -95,23 +95,22 @@ def over_own(
     [kv_heads, T, d] and values [kv_heads, T, d_v] of all its tokens, causally."""
     heads, t, _ = q.shape
     kv_heads, total, _ = keys.shape
-    group = heads // kv_heads
     wide = torch.promote_types(q.dtype, torch.float32)
-    out = q.new_empty((kv_heads, group, t, values.shape[-1]), dtype=wide)
-    sums = q.new_empty((kv_heads, group, t), dtype=wide)
+    rows, columns = q.view(kv_heads, -1, t, q.shape[-1]).to(wide), keys.to(wide).transpose(1, 2)
+    out = q.new_empty((*rows.shape[:3], values.shape[-1]), dtype=wide)
+    sums = q.new_empty(rows.shape[:3], dtype=wide)
     line = torch.arange(total, device=q.device)
-    step = max(1, LOGITS // (group * total))
-    for head in range(kv_heads):
-        rows = q.view(kv_heads, group, t, -1)[head].to(wide)
-        for start in range(0, t, step):
-            these = slice(start, min(t, start + step))
-            logits = _scaled(rows[:, these] @ keys[head].T.to(wide), scale, softcap)
-            own = line[total - t :][these].unsqueeze(1)
-            unseen = line > own
-            if reach is not None:
-                unseen |= own - line >= reach
-            logits.masked_fill_(unseen, -torch.inf)
-            out[head, :, these] = _weights(logits, sums[head, :, these]) @ values[head].to(wide)
+    step = max(1, LOGITS // (heads * total))
+    for start in range(0, t, step):
+        these = slice(start, min(t, start + step))
+        logits = _scaled(rows[:, :, these].flatten(1, 2) @ columns, scale, softcap).view(*rows.shape[:2], -1, total)
+        own = line[total - t :][these].unsqueeze(1)
+        unseen = line > own
+        if reach is not None:
+            unseen |= own - line >= reach
+        logits.masked_fill_(unseen, -torch.inf)
+        weights = _weights(logits, sums[:, :, these]).flatten(1, 2)
+        out[:, :, these] = (weights @ values.to(wide)).view(*rows.shape[:2], -1, values.shape[-1])
     return out.view(heads, t, -1), sums.view(heads, t)
 
 

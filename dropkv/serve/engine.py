@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from dropkv.decode.batch import ROUND, Asked, Batch, Row
+from dropkv.decode.batch import ROUND, Asked, Batch, Row, make_batch
 from dropkv.models import Model
 
 MOST_WAITING = 1024  # requests; more would wait longer than anybody does
@@ -48,12 +48,13 @@ class Lane:
         self.capacity = capacity
         self.waiting: deque[Ticket] = deque()
         self.running: list[Ticket] = []
-        self.batch = None if rows is None else Batch(model, rows, capacity)
+        self.batch = None if rows is None else make_batch(model, rows, capacity)
 
     def take(self) -> list[Ticket]:
         """Those who may go in now."""
-        free = (self.rows or 1) - len(self.running)
-        fresh = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        count = len(self.waiting)
+        wanted = min(self.rows or 1, count) if self.batch is None else self.batch.wanted(count)
+        fresh = [self.waiting.popleft() for _ in range(wanted)]
         self.running += fresh
         return fresh
 
@@ -77,7 +78,7 @@ class Lane:
 
     def _made(self, fresh: Sequence[Ticket]) -> Batch:
         longest = max((ticket.row.asked.length for ticket in fresh), default=1)
-        return Batch(self.model, self.rows or 1, self.capacity if self.rows else -(-longest // ROUND) * ROUND)
+        return make_batch(self.model, self.rows or 1, self.capacity if self.rows else -(-longest // ROUND) * ROUND)
 
 
 class Engine:

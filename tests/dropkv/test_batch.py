@@ -70,7 +70,7 @@ def test_rows_of_several_documents_in_float64(family: str) -> None:
     sessions = [first, second, nothing, first, second]
     generator = torch.Generator().manual_seed(3)
     ids = [torch.randint(3, 500, (count,), generator=generator).tolist() for count in (4, 1, 70, 33, 6)]
-    tails = Tails(first.model.geometry, first.model.devices, torch.float64, len(ids), 128)
+    tails = Tails.of(first.model.geometry, first.model.devices, torch.float64, len(ids), 128)
     mine = [Tail() for _ in ids]
     pieces = [Piece(row, one.prefix, 0, tokens) for row, (one, tokens) in enumerate(zip(sessions, ids, strict=True))]
     for step in range(4):
