@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
@@ -253,13 +253,23 @@ def open_file(path: Place, *, budget: float | int | None = None) -> OpenedFile:
 
 
 def load_for(
-    header: Header, model: str | None, *, revision: str | None = None, dtype: str = "auto", device: str = "auto"
+    header: Header,
+    model: str | None,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    note: Callable[[str], None] = lambda text: None,
 ) -> Model:
-    """Load the model a file names, or the one given. Raises ModelError for a file made from a local folder when none is given."""
+    """Load the model a file names, or the one given; note as for `load_model`.
+
+    Raises ModelError for a file made from a local folder when none is given.
+    """
     identity = header.metadata.model
     return load_model(
         name_in_file(identity.id, identity.source, revision or identity.revision) if model is None else model,
         revision=revision or (identity.revision if model is None else None),
         dtype=dtype,
         device=device,
+        note=note,
     )

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dropkv.errors import DropkvError, QuestionError, UsageError
-from dropkv_cli.output import complain, harmless, json_line, one_line, result, say
+from dropkv_cli.output import complain, failure_keys, harmless, json_line, one_line, result, say
 from formats.errors import ExistingFile, FormatError, show_path
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Asker:
                     raise
                 complain(str(error))
                 if self.as_json:
-                    json_line({"question": question, "error": str(error)})
+                    json_line({"question": question} | failure_keys(str(error)))
         return 1 if failures else 0
 
     def prompt(self) -> int:

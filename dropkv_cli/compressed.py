@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dropkv.settings import CompressSettings
 from dropkv_cli.endings import failure
 from dropkv_cli.fidelity import fidelity_lines
-from dropkv_cli.output import compared, complain, json_line, say, size
+from dropkv_cli.options import note_budget
+from dropkv_cli.output import compared, complain, failure_keys, json_line, say, size
 from dropkv_cli.targets import Target
 from formats.errors import show_path
 
@@ -37,7 +38,7 @@ def report_failure(error: Exception, target: Target, job: Job, *, alone: bool) -
     text = text.removeprefix(f"{Path(target.document).name}: ")
     complain(text if target.shown in text else f"{target.shown}: {text}")
     if job.as_json:
-        json_line(_names(target) | {"error": text})
+        json_line(_names(target) | failure_keys(text))
 
 
 def sum_up(sizes: list[int], failures: int, job: Job) -> None:
@@ -60,6 +61,7 @@ def report_result(
 ) -> None:
     """A document that was written: on a line of JSON, or for people. load, write, total: seconds."""
     report = compression.report
+    _note_budget(report, model, target, job)
     if job.as_json:
         json_line(
             _about(model, target, job, report, file_bytes)
@@ -97,6 +99,7 @@ def report_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> 
     """What a document would take and give."""
     from dropkv.memory import available_memory
 
+    _note_budget(sizes, model, target, job)
     if job.as_json:
         json_line(
             _about(model, target, job, sizes, sizes.file_bytes)
@@ -120,6 +123,11 @@ def _there_is(available: int | None, needed: int) -> str:
     if available is None:
         return ""
     return f", {'ONLY ' if available < needed else ''}{size(available)} available"
+
+
+def _note_budget(sizes: Report | Estimate, model: Model, target: Target, job: Job) -> None:
+    if job.settings.method != "full" and any(layer.kind == "full" for layer in model.geometry):
+        note_budget(job.settings.budget, sizes.document_tokens, target.shown)
 
 
 def _say_counts(sizes: Report | Estimate, model: Model) -> None:

@@ -12,9 +12,10 @@ from dropkv.errors import DropkvError
 from dropkv.serve.names import plan_names
 from dropkv.settings import check_batch_size
 from dropkv_cli.endings import failure
+from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import budget as budget_number
-from dropkv_cli.options import device_options, flag, json_option, model_aliases
-from dropkv_cli.output import complain, harmless, json_line, one_line, result, say
+from dropkv_cli.options import device_options, flag, json_option, model_aliases, note_budget
+from dropkv_cli.output import complain, failure_keys, harmless, json_line, one_line, result, say
 from dropkv_cli.progress import waiting
 from dropkv_cli.shells import offer
 from formats.errors import show_path
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 NEEDED = ("starlette", "uvicorn")
 
 
-@click.command("serve", short_help="Answer questions on .kv files over HTTP, as OpenAI's API does.")
+@click.command("serve")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address to listen at.")
 @click.option(
@@ -98,6 +99,7 @@ def command(
 
     taken = take_port(host, port)  # before minutes are spent on a model
     waiting(f"loading {one_line(model or 'the model')} ...")
+    import_compiler()
     from dropkv.serve.app import Server, make_app
     from dropkv.serve.shelf import open_shelf
 
@@ -119,6 +121,8 @@ def command(
         failed=refused,
         note=say,
     )
+    for name, kv in shelf.files.items():
+        note_budget(budget, kv.metadata.document.tokens, show_path(planned[name]))
     rows = shelf.rows(batch_size)
     server = Server(
         shelf, rows, said=_say if log else lambda report: None, failed=lambda error: complain(failure(error))
@@ -161,7 +165,7 @@ def _announce(
             }
             for name, kv in shelf.files.items()
         ]
-        wrong = [{"name": name, "file": planned[name], "error": error} for name, error in failed.items()]
+        wrong = [{"name": name, "file": planned[name], **failure_keys(error)} for name, error in failed.items()]
         json_line({"address": address, "model": shelf.model.id, "batch_size": rows, "files": served, "failed": wrong})
         return
     for name, kv in shelf.files.items():

@@ -38,8 +38,8 @@ def probe_attention(
     kv_heads = k.shape[0]
     grouped = q.view(kv_heads, heads // kv_heads, m, -1)
     fused = None
-    if softcap is None and reach is None and k.shape[-1] == v.shape[-1]:
-        fused = _fused(q, k, v, scale)
+    if softcap is None and reach is None and q.device.type == "cpu" and k.shape[-1] == v.shape[-1]:
+        fused = _fused_on_cpu(q, k, v, scale)
     if fused is not None:
         outputs, log_sum_exp = (part.view(kv_heads, heads // kv_heads, m, *part.shape[2:]) for part in fused)
         last = slice(0 if observing is None else max(0, m - observing), m)
@@ -59,43 +59,20 @@ def probe_attention(
     return outputs.reshape(heads, m, -1).to(q.dtype), scores
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
-    """Outputs [heads, m, d_v] and log-sum-exps [heads, m]; None where this PyTorch has no such operator.
-
-    Two calls, since what lies in a probe's own future is then skipped instead of masked.
-    """
-    attend = {"cpu": _on_cpu, "cuda": _on_cuda}.get(q.device.type)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    if attend is None or (q.is_cuda and wide != torch.float32):
-        return None
-    q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    document = k.shape[1] - q.shape[1]
-    near = attend(q, k[:, document:], v[:, document:], True, scale)
-    if near is None or document == 0:  # the operators divide by the number of keys
-        return near
-    far = attend(q, k[:, :document], v[:, :document], False, scale)
-    assert far is not None
-    log_sum_exp = torch.logaddexp(near[1], far[1])
-    outputs = near[0].mul_((near[1] - log_sum_exp).exp_().unsqueeze(-1))
-    outputs.add_(far[0].mul_((far[1] - log_sum_exp).exp_().unsqueeze(-1)))
-    return outputs, log_sum_exp
-
-
-def _on_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor] | None:
+def _fused_on_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
+    """Outputs [heads, m, d_v] and log-sum-exps [heads, m]; None where this PyTorch has no such operator."""
     operator = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
     if operator is None:
         return None
-    out, sums = operator(q[None], k[None], v[None], 0.0, causal, scale=scale)
-    return out[0], sums[0]
-
-
-def _on_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor] | None:
-    operator = getattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", None)
-    if operator is None:
-        return None
-    heads, m, _ = q.shape
-    group = heads // len(k)
-    q = q.view(len(k), group, m, -1)  # a KV head is a document of its own, whose keys are those of each query head
-    k, v = (x.unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
-    out, sums, *_ = operator(q, k, v, None, True, 0.0, causal, scale=scale)
-    return out.reshape(heads, m, -1), sums[..., :m].reshape(heads, m)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k, v = q[None].to(wide), k[None].to(wide), v[None].to(wide)
+    document = k.shape[2] - q.shape[2]
+    # Two calls, since what lies in a probe's own future is then skipped instead of masked.
+    near, near_sum = operator(q, k[:, :, document:], v[:, :, document:], 0.0, True, scale=scale)
+    if document == 0:  # the operator divides by the number of keys
+        return near[0], near_sum[0]
+    far, far_sum = operator(q, k[:, :, :document], v[:, :, :document], 0.0, False, scale=scale)
+    log_sum_exp = torch.logaddexp(near_sum, far_sum)
+    near.mul_((near_sum - log_sum_exp).exp_().unsqueeze(-1))
+    far.mul_((far_sum - log_sum_exp).exp_().unsqueeze(-1))
+    return near.add_(far)[0], log_sum_exp[0]

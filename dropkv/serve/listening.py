@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 
 import uvicorn
@@ -73,6 +75,16 @@ class Listener(uvicorn.Server):
         )
         self._ready = ready
         self._leaving = leaving
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does it, but what was ignored before, as a shell's background job ignores Ctrl-C, stays ignored."""
+        ignored = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is signal.SIG_IGN]
+        with super().capture_signals():
+            if threading.current_thread() is threading.main_thread():
+                for number in ignored:
+                    signal.signal(number, signal.SIG_IGN)
+            yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -52,8 +52,8 @@ def open_shelf(
 ) -> Shelf:
     """Open files, given by name, for one model, which is loaded once: the one that the first of them names, or `model`.
 
-    failed: called with the name of each file that cannot be served and why; the others are. Raises DropkvError when no file can,
-    IdentityError when one belongs to another model than the first, ModelError when the model cannot be loaded.
+    failed: called with the name of each of several files that cannot be served, and why; the others are. Raises DropkvError when none can, and
+    for a single file what is wrong with it; IdentityError when one belongs to another model than the first; ModelError.
     """
     opened: dict[str, OpenedFile] = {}
     hub = Hub(note=note)
@@ -61,11 +61,13 @@ def open_shelf(
         try:
             opened[name] = open_file(for_questions(file, budget, hub), budget=budget)
         except (FormatError, DropkvError) as error:
+            if len(files) == 1:
+                raise
             failed(name, error)
     if not opened:
-        raise DropkvError(f"none of {len(files)} files can be served" if len(files) > 1 else "no file can be served")
+        raise DropkvError(f"none of these {len(files)} files can be served: see above")
     first, leader = next(iter(opened.items()))
-    loaded = load_for(leader.header, model, revision=revision, dtype=dtype, device=device)
+    loaded = load_for(leader.header, model, revision=revision, dtype=dtype, device=device, note=note)
     ready: dict[str, KVFile] = {}
     for name, one in opened.items():
         try:

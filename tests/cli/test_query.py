@@ -548,7 +548,9 @@ def test_commands_in_json_lines_and_alone(dropkv: Dropkv, kv: Path, model: Path,
     assert result.records[1]["question"] == "/what" and result.records[1]["error"].startswith("no command /what: there")
     turned = dropkv("query", kv, f"/save {tmp_path / 'talk.md'}", "--resume", talk, "--model", model, "--json")
     assert (turned.code, turned.out) == (0, "") and "## Which ship?" in (tmp_path / "talk.md").read_text()
-    dropkv("query", kv, "/what", *common).failed_with(2, "no command /what")
+    unknown = dropkv("query", kv, "/what", *common)
+    assert unknown.code == 2 and unknown.err.startswith("dropkv: no command /what")
+    assert [record["question"] for record in unknown.records] == ["/what"]
     asked = dropkv(
         "query", kv, "/what", "--model", model, *SHORT, "--json"
     )  # no conversation: a question like any other

@@ -34,58 +34,54 @@ def running(*arguments: object) -> Iterator[tuple[subprocess.Popen[bytes], dict[
         process.communicate()
 
 
-def test_files_are_served_beside_a_damaged_one_until_ctrl_c(kv: Path, model: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def patient(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model with room for long answers, and a file of it."""
+    model, folder = make_model(max_position_embeddings=65536), tmp_path_factory.mktemp("patient")
+    made = dropkv.compress(TEXT, model=str(model), name="harbour.txt", chunk=32, budget=0.5, fidelity=False)
+    made.save(folder / "harbour.kv")
+    return model, folder / "harbour.kv"
+
+
+def asking(address: str, **options: Any) -> Any:
+    client = openai.OpenAI(base_url=address + "/v1", api_key="none", max_retries=0, timeout=60)
+    messages: Any = [{"role": "user", "content": "Who?"}]
+    return client.chat.completions.create(messages=messages, **options)
+
+
+def test_files_are_served_beside_a_damaged_one_until_ctrl_c(patient: tuple[Path, Path], tmp_path: Path) -> None:
+    model, kv = patient
     (tmp_path / "damaged.kv").write_bytes(kv.read_bytes()[:-9])
-    with running(kv, f"again={kv}", tmp_path / "damaged.kv", "--model", model, "--log") as (process, said):
+    with running(kv, f"again={kv}", tmp_path, "--model", model, "--log") as (process, said):
         assert said["model"] == model.name
         assert [file["name"] for file in said["files"]] == ["harbour", "again"]
-        assert [file["name"] for file in said["failed"]] == ["damaged"]
-        client = openai.OpenAI(base_url=said["address"] + "/v1", api_key="none", max_retries=0)
-        want = dropkv.load(kv, model=str(model)).ask("Who?", dropkv.Sampling(max_new_tokens=8)).text
+        assert [(file["name"], file["exit"]) for file in said["failed"]] == [("damaged", 1)]
+        want = dropkv.load(kv, model=str(model)).ask("Who?", dropkv.Sampling(max_new_tokens=8))
         for name in ("harbour", "again"):
-            messages: Any = [{"role": "user", "content": "Who?"}]
-            found = client.chat.completions.create(model=name, messages=messages, max_tokens=8)
-            assert found.choices[0].message.content == want
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
-        lines = err.decode().splitlines()
-        assert (process.returncode, out) == (130, b"")
-        assert lines[0].startswith("dropkv: ") and "damaged.kv: " in lines[0]
-        assert [line.split(" in ")[0] for line in lines[1:3]] == [
-            f"{name}: {found.usage.prompt_tokens - said['files'][0]['document_tokens']} tokens read, 8 written"  # type: ignore[union-attr]
-            for name in ("harbour", "again")
-        ]
-        assert [line for line in lines[3:] if line] == ["dropkv: interrupted; no file is left half-written"]
-
-
-def test_ctrl_c_lets_a_running_answer_come_to_its_end(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    model = make_model(max_position_embeddings=4096)
-    (tmp_path / "harbour.txt").write_text(TEXT)
-    dropkv.compress(tmp_path / "harbour.txt", model=str(model), chunk=32, budget=0.5, fidelity=False).save(
-        tmp_path / "harbour.kv"
-    )
-    with running(tmp_path, "--model", model) as (process, said):
-        client = openai.OpenAI(base_url=said["address"] + "/v1", api_key="none", max_retries=0)
-        messages: Any = [{"role": "user", "content": "Who?"}]
-        stream = client.chat.completions.create(model="harbour", messages=messages, max_tokens=600, stream=True)
+            found = asking(said["address"], model=name, max_tokens=8).choices[0].message.content
+            assert found == want.text
+        stream = asking(said["address"], model="harbour", max_tokens=300, stream=True)
         next(stream)
         process.send_signal(signal.SIGINT)
-        last = [part.choices[0].finish_reason for part in stream][-1]
-        _, err = process.communicate(timeout=20)
-        assert (last, process.returncode) == ("length", 130)
-        assert err.decode().splitlines()[0] == "finishing 1 answer; Ctrl-C again ends at once"
+        assert [part.choices[0].finish_reason for part in stream][-1] == "length"
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out) == (130, b"")
+        damaged, *lines = [line for line in err.decode().splitlines() if line]
+        assert damaged.startswith("dropkv: ") and "damaged.kv: " in damaged
+        read = f"{want.prefilled_tokens} tokens read"
+        assert [line.split(" in ")[0] for line in lines] == [
+            f"harbour: {read}, 8 written",
+            f"again: {read}, 8 written",
+            "finishing 1 answer; Ctrl-C again ends at once",
+            f"harbour: {read}, 300 written",
+            "dropkv: interrupted; no file is left half-written",
+        ]
 
 
-def test_ctrl_c_twice_ends_at_once(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    model = make_model(max_position_embeddings=65536)
-    (tmp_path / "harbour.txt").write_text(TEXT)
-    dropkv.compress(tmp_path / "harbour.txt", model=str(model), chunk=32, budget=0.5, fidelity=False).save(
-        tmp_path / "harbour.kv"
-    )
-    with running(tmp_path / "harbour.kv", "--model", model) as (process, said):
-        client = openai.OpenAI(base_url=said["address"] + "/v1", api_key="none", max_retries=0)
-        messages: Any = [{"role": "user", "content": "Who?"}]
-        stream = client.chat.completions.create(model="harbour", messages=messages, max_tokens=50_000, stream=True)
+def test_ctrl_c_twice_ends_at_once(patient: tuple[Path, Path]) -> None:
+    model, kv = patient
+    with running(kv, "--model", model) as (process, said):
+        stream = asking(said["address"], model="harbour", max_tokens=50_000, stream=True)
         next(stream)
         for _ in range(2):
             process.send_signal(signal.SIGINT)
@@ -101,7 +97,8 @@ def test_without_any_good_file_nothing_is_served(dropkv: Dropkv, kv: Path, tmp_p
     assert (found.code, found.out) == (1, "")
     lines = found.err.splitlines()
     assert len(lines) == 3 and "bad.kv: " in lines[0] and "none.kv: " in lines[1]
-    assert lines[2] == "dropkv: none of 2 files can be served"
+    assert lines[2] == "dropkv: none of these 2 files can be served: see above"
+    dropkv("serve", tmp_path / "none.kv", "--port", "0").failed_with(1, "none.kv: no such file")
 
 
 def test_files_of_different_models_are_refused(
