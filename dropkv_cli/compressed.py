@@ -37,8 +37,9 @@ def report_failure(error: Exception, target: Target, job: Job, *, alone: bool) -
     text = "" if alone else failure(error)
     if not text:
         raise error
-    text = text.removeprefix(f"{Path(target.document).name}: ")
-    complain(text if target.shown in text else f"{target.shown}: {text}")
+    text = text.removeprefix(f"{target.shown}: ").removeprefix(f"{Path(target.document).name}: ")
+    text = f"{target.shown}: {text}"
+    complain(text)
     if job.as_json:
         json_line(_names(target) | failure_keys(text))
 
