@@ -7,8 +7,9 @@ map change with the file, also after they were hashed, and touching one behind t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,22 +57,20 @@ class Buffer:
 
 
 class PinnedBuffer(Buffer):
-    """Page-locked memory: copies to a GPU go on while the next bytes are read into another buffer."""
+    """Page-locked memory: copies to GPUs go on while the next bytes are read into another buffer.
 
-    def __init__(self) -> None:
+    streams: for each device the one that copies go in, whichever thread starts them.
+    """
+
+    def __init__(self, streams: Mapping[torch.device, torch.cuda.Stream]) -> None:
         super().__init__()
-        self._devices: set[torch.device] = set()
+        self._streams = streams
+        self._used: set[torch.device] = set()
         self._events: list[torch.cuda.Event] = []
 
     def sent(self) -> None:
-        import torch
-
-        for device in self._devices:
-            with torch.cuda.device(device):
-                event = torch.cuda.Event()
-                event.record(torch.cuda.current_stream(device))
-            self._events.append(event)
-        self._devices.clear()
+        self._events += [self._streams[device].record_event() for device in self._used]
+        self._used.clear()
 
     def wait(self) -> None:
         for event in self._events:
@@ -84,13 +83,16 @@ class PinnedBuffer(Buffer):
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def _copy(self, part: Tensor, out: Tensor) -> None:
-        if out.device.type != "cuda":
+        import torch
+
+        if out.device not in self._streams:
             out.copy_(part)
             return
-        self._devices.add(out.device)
-        if part.dtype != out.dtype:  # the device turns one into the other: half the bytes on their way, and none on the host
-            part = part.to(out.device, non_blocking=True)
-        out.copy_(part, non_blocking=True)
+        self._used.add(out.device)
+        with torch.cuda.stream(self._streams[out.device]):
+            if part.dtype != out.dtype:  # the device turns one into the other: the host would need memory for it
+                part = part.to(out.device, non_blocking=True)
+            out.copy_(part, non_blocking=True)
 
 
 class Buffers:
@@ -124,9 +126,20 @@ class Buffers:
 @contextmanager
 def staging(threads: int, devices: Iterable[torch.device] = ()) -> Iterator[Buffers]:
     """Buffers for so many threads that copy to these devices; at the end of the block everything has arrived."""
-    pinned = any(device.type == "cuda" for device in devices)
-    buffers = Buffers(PinnedBuffer, 2 * threads) if pinned else Buffers(Buffer, threads)
+    streams = _streams(devices)
+    buffers = Buffers(partial(PinnedBuffer, streams), 2 * threads) if streams else Buffers(Buffer, threads)
     try:
         yield buffers
     finally:
         buffers.wait()
+
+
+def _streams(devices: Iterable[torch.device]) -> dict[torch.device, torch.cuda.Stream]:
+    """The caller's stream on every GPU: what was allocated in it may be written in it without waiting."""
+    gpus = {device for device in devices if device.type == "cuda"}
+    if not gpus:
+        return {}
+    import torch
+
+    indexed = {torch.device("cuda", torch.cuda.current_device() if gpu.index is None else gpu.index) for gpu in gpus}
+    return {device: torch.cuda.current_stream(device) for device in indexed}
