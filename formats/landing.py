@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats import layout
-from formats.entries import STORED_FIELDS, LayerEntries, fresh, torch_dtype
+from formats.entries import STORED_FIELDS, LayerEntries, torch_dtype
 from formats.errors import UnreadableFile
 from formats.header import Header
 from formats.layout import TensorInfo
@@ -104,8 +104,10 @@ def _groups(metadata: Metadata) -> Iterator[list[list[TensorInfo]]]:
 
 def allocated(info: TensorInfo, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Memory for a tensor of the file in another type and on a device. Raises UnreadableFile when there is not enough."""
+    import torch
+
     try:
-        return fresh(info.shape, dtype, device)
+        return torch.empty(info.shape, dtype=dtype, device=device)
     except RuntimeError as error:
         where = "this machine" if device.type == "cpu" else str(device)
         raise UnreadableFile(
@@ -152,11 +154,5 @@ def landed(layers: list[LayerEntries], about: Metadata, landing: Landing) -> lis
 
 
 def _landed(layer: LayerEntries, device: torch.device, dtype: torch.dtype) -> LayerEntries:
-    keys, values = (_moved(tensor, device, dtype) for tensor in (layer.keys, layer.values))
+    keys, values = (tensor.to(device, dtype) for tensor in (layer.keys, layer.values))
     return LayerEntries(keys, values, layer.offsets.to(device), layer.positions.to(device), layer.admit, layer.scores)
-
-
-def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    if device.type != "cpu" or tensor.dtype == dtype:
-        return tensor.to(device, dtype)
-    return fresh(tensor.shape, dtype).copy_(tensor)
