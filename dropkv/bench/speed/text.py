@@ -54,7 +54,8 @@ def heading(run: Sequence[Line]) -> str:
     """What all lines of a run were measured with."""
     first = run[0]
     weights = ", random weights" if first.get("random_weights") else ""
-    threads = f", {first['threads']} threads" if first.get("threads") else ""
+    count = _whole(first.get("threads"))
+    threads = f", {count} thread{'s' if count > 1 else ''}" if count else ""
     triton = f", triton {first['triton']}" if first.get("triton") else ""
     dates = sorted({str(line.get("date")) for line in run})
     span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
