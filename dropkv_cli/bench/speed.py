@@ -54,7 +54,7 @@ def _shape_names() -> list[str]:
     return list(SHAPES)
 
 
-@click.command("speed", short_help="Measure seconds and memory beside transformers with its full cache.")
+@click.command("speed", short_help="Measure seconds and memory, beside transformers.")
 @click.option(
     "-o",
     "--output",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,14 @@ PLAN = SpeedPlan(
 SMALL = dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_garbage() -> Iterator[None]:
+    """Looking through all objects of a test run takes longer than a cell."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from dropkv.settings import CompressSettings
 HEAD = 24  # tokens of a template's head where there is no template
 ASKING = 28  # tokens of a replay's instruction there
 HELD, CUE = 512, 3  # tokens there by which fidelity is measured, and those of them that are not counted
+LETTERS = 8  # of prose for each token: more than any tokenizer needs
 ORDINARY = 100  # the first ids of a vocabulary stand for other things than text
 
 
@@ -55,7 +56,8 @@ class Material:
             ids = torch.randint(first, vocabulary, (tokens + ASKING,), generator=draw).tolist()
             return cls(tuple(ids[:tokens]), HEAD, StandIn(tuple(ids[tokens:])))
         seam = Seam.of(model.tokenizer, name=model.id)
-        body = islice(cycle(seam.document_ids(help_texts())), max(0, tokens - len(seam.head_ids)))
+        text = help_texts()[: LETTERS * tokens]
+        body = islice(cycle(seam.document_ids(text)), max(0, tokens - len(seam.head_ids)))
         return cls((*seam.head_ids, *body), len(seam.head_ids), seam)
 
     def observation(self, settings: CompressSettings, tokens: int) -> Observation:
