@@ -318,6 +318,7 @@ class Chat:
             raise QuestionError(
                 "turns are what the `turns` of a conversation holds, or what transcripts.read_turns gives"
             )
+        turns = tuple(turns)  # they may be our own, which are about to be forgotten
         ids: list[int] = []
         for number, turn in enumerate(turns):
             ids += [*self._asked(turn.question, first=number == 0), *turn.tokens]

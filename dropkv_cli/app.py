@@ -24,6 +24,7 @@ COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"  # set while a shell asks what the T
 VERBS = {  # with what `dropkv --help` says of each, for which nothing is imported
     "compress": "Read documents once and write one small .kv file for each.",
     "query": "Answer questions from a .kv file, without the document.",
+    "serve": "Answer questions on .kv files over HTTP, as OpenAI's API does.",
     "info": "Show what a .kv file holds.",
     "verify": "Check the structure and all checksums of a .kv file.",
     "shrink": "Make a smaller .kv file of one, without model or document.",

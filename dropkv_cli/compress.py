@@ -10,7 +10,7 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import KV_DTYPES, CompressSettings
-from dropkv_cli.compressed import Job, report_estimate, report_failure, report_result, sum_up
+from dropkv_cli.compressed import Job, foretell, report_estimate, report_failure, report_result, sum_up
 from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import (
     DEFAULT_MODEL,
@@ -272,7 +272,9 @@ def _one(model: Model, target: Target, document: Document, job: Job, load_second
         return sizes.file_bytes
     started = time.perf_counter()
     with progress_bar(place + document.name, len(model.geometry)) as progress:
-        compression = compress_document(model, document, job.settings, progress=progress)
+        compression = compress_document(
+            model, document, job.settings, progress=progress, expect=lambda needed: foretell(model, document, needed)
+        )
     assert target.path is not None
     writing = time.perf_counter()
     make_folder(job.output)

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import click
 
 from dropkv.errors import MORE_MEMORY, DropkvError, out_of_memory
+from dropkv_cli.interrupts import Ended, cleaned_up
 from dropkv_cli.main import interrupted
 from dropkv_cli.output import complain, failure_keys, json_line
 from formats.errors import ExistingFile, FormatError, show_path
@@ -65,9 +66,12 @@ def guarded(
 
     ctrl_c = CtrlC()
     try:
-        with ctrl_c:
+        with ctrl_c, cleaned_up():
             result = action()
         return result if isinstance(result, int) else 0
+    except Ended as signalled:
+        signalled.die()
+        return 1
     except (click.Abort, KeyboardInterrupt):
         return interrupted()
     except click.exceptions.NoArgsIsHelpError as error:

@@ -1,4 +1,4 @@
-"""Ctrl-C at moments when an exception would do harm: remembered, and heeded right after."""
+"""Signals that end a command: Ctrl-C, remembered where an exception would do harm; others, so that they leave no litter either."""
 
 from __future__ import annotations
 
@@ -8,6 +8,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
+
+
+class Ended(BaseException):
+    """A signal that ends the process: raised so that unfinished files are removed first."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def die(self) -> None:
+        """End as the signal would have ended us."""
+        signal.signal(self.number, signal.SIG_DFL)
+        signal.raise_signal(self.number)
+
+
+@contextmanager
+def cleaned_up() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP (docker stop, a closed terminal) raise Ended where they would have killed us; nohup still works."""
+    taken = []
+    if threading.current_thread() is threading.main_thread():
+        taken = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Ended(number)
+
+    for one in taken:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)
 
 
 @contextmanager

@@ -64,8 +64,8 @@ def command(files: tuple[str, ...], output: str | None, budget: float | int | No
             if len(files) == 1:
                 raise
             failures += 1
-            text = failure(error)
-            complain(text if target.shown in text else f"{target.shown}: {text}")
+            text = f"{target.shown}: {failure(error).removeprefix(f'{target.shown}: ')}"
+            complain(text)
             if as_json:
                 json_line(_names(target) | failure_keys(text))
     return 1 if failures else 0

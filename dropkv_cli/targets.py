@@ -155,8 +155,6 @@ def _try_folder(shown: str, folder: Path) -> None:
     from tempfile import TemporaryFile
 
     try:
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
+from math import prod
 
 import torch
 from torch import Tensor
@@ -28,10 +31,9 @@ class Tails:
     ) -> Tails:
         """New ones, each layer's on its own device."""
         places = list(zip(geometry, devices, strict=True))
-        # zeros: what no token has been written to is multiplied by a weight of 0, and 0 times what memory held may be no number
         return cls(
-            [torch.zeros((rows, g.kv_heads, capacity, g.d_k), dtype=dtype, device=at) for g, at in places],
-            [torch.zeros((rows, g.kv_heads, capacity, g.d_v), dtype=dtype, device=at) for g, at in places],
+            [_zeros((rows, g.kv_heads, capacity, g.d_k), dtype, at) for g, at in places],
+            [_zeros((rows, g.kv_heads, capacity, g.d_v), dtype, at) for g, at in places],
         )
 
     @property
@@ -48,6 +50,20 @@ class Tails:
         """The first `length` tokens of one row become those of another."""
         for part in (*self.keys, *self.values):
             part[target, :, :length] = part[source, :, :length]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros: what no token has been written to is multiplied by a weight of 0, and 0 times what memory held may be no number.
+
+    On a CPU they are pages that the system has promised and not made yet, so that rows and places that are never used take no memory.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, max(1, prod(shape) * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_NOHUGEPAGE)  # a huge page would hold the places of many tokens
+    return torch.frombuffer(pages, dtype=torch.uint8)[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
 def row_bytes(geometry: Sequence[LayerGeometry], dtype: torch.dtype, capacity: int) -> int:

@@ -19,7 +19,7 @@ from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
 
 KEYS = {
     "file", "model", "method", "observer", "budget", "document_tokens", "kept_entries", "full_entries", "file_bytes",
-    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from", "fidelity",
+    "full_cache_bytes", "seconds", "peak_memory_bytes", "expected_memory_bytes", "document", "truncated_from", "fidelity",
     "fidelity_missing", "kv_dtype", "zstd",
 }  # fmt: skip
 
@@ -44,6 +44,7 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     assert record["kept_entries"] == sum(layer.entries for layer in header.metadata.layers) < record["full_entries"]
     assert record["file_bytes"] == output.stat().st_size == header.file_bytes
     assert record["peak_memory_bytes"] > 50 << 20
+    assert record["expected_memory_bytes"] > 50 << 20
     assert record["fidelity"] == header.metadata.fidelity and record["fidelity_missing"] is None
     assert 0 <= record["fidelity"]["agreement"] <= 1 and record["fidelity"]["tokens"] > 10
 

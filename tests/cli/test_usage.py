@@ -83,7 +83,7 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["info"], ["FILE"]),
         (["compress", "{doc}", "-o", "a.kv", "--system", "caf\udce9"], ["--system is no valid UTF-8"]),
         (["completion", "csh"], ["'csh'", "bash", "zsh", "fish"]),
-        (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify"]),
+        (["answer", "a.kv"], ["no such command 'answer'", "compress, query, serve, info"]),
         (["Compres", "a.txt"], ["no such command 'Compres': did you mean compress?"]),
         (
             ["compress", "{doc}", "-o", "a.kv", "--budget", "12.5%"],
