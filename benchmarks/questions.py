@@ -4,6 +4,7 @@
                                    [--max-new-tokens 32] [--budget 0.25]
 
 one by one:  KVFile.ask for each question. at once N:  KVFile.ask_many with that batch size. The questions differ by a number at their end.
+processor:  seconds of all threads, which other programs on the machine do not add to
 same:  answers that are letter for letter those of the first batch size, and tokens before the first that differs, of all tokens.
 """
 
@@ -54,23 +55,30 @@ def main() -> None:
         end="",
     )
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
-    print(f"{'':14}{'seconds':>9}{'tokens/s':>10}{'x':>7}  same answers, tokens")
-    runs: list[tuple[str, float, list[Answer]]] = []
+    print(f"{'':14}{'seconds':>9}{'processor':>11}{'tokens/s':>10}{'x':>7}  same answers, tokens")
+    runs: list[tuple[str, float, float, list[Answer]]] = []
     for size in (0, *map(int, given.batch_sizes.split(","))):
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.process_time()
         if size:
             outcomes = kv.ask_many(questions, sampling, batch_size=size)
             answers = [one for one in outcomes if isinstance(one, Answer)]
         else:
             answers = [kv.ask(question, sampling) for question in questions]
-        runs.append((f"at once {size}" if size else "one by one", time.perf_counter() - started, answers))
-    reference = runs[1][2]
+        runs.append(
+            (
+                f"at once {size}" if size else "one by one",
+                time.perf_counter() - started,
+                time.process_time() - busy,
+                answers,
+            )
+        )
+    reference = runs[1][3]
     total = sum(answer.generated_tokens for answer in reference)
-    for name, seconds, answers in runs:
+    for name, seconds, processor, answers in runs:
         tokens = sum(answer.generated_tokens for answer in answers)
         same = sum(mine.text == theirs.text for mine, theirs in zip(answers, reference, strict=True))
         before = sum(_before(kv, mine, theirs) for mine, theirs in zip(answers, reference, strict=True))
-        print(f"{name:14}{seconds:9.2f}{tokens / seconds:10.1f}{runs[0][1] / seconds:7.2f}", end="")
+        print(f"{name:14}{seconds:9.2f}{processor:11.2f}{tokens / seconds:10.1f}{runs[0][1] / seconds:7.2f}", end="")
         print(f"  {same} of {len(answers)}, {100 * before / total:.1f} %")
 
 
