@@ -12,7 +12,7 @@ DIGITS = 32
 
 
 def digest(data: bytes | memoryview) -> str:
-    """xxh3-128 of the bytes, big-endian hexadecimal (xxhash's canonical form); releases the interpreter lock only for 100,000 bytes or so and more."""
+    """xxh3-128 of the bytes, big-endian hexadecimal (xxhash's canonical form); releases the interpreter lock from about 100,000 bytes on."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
