@@ -6,8 +6,8 @@
     python -m benchmarks.question_free --list
 
 FOLDER/lines.jsonl holds one line for each document, recipe and budget; a run goes on where one stopped. The seed is one for choosing: figures
-that are reported anywhere as results must come from others. --likelihood asks, in place of an answer, how likely the right one is, put as
-the full cache puts it; documents that the full cache cannot answer are left out then. It is cheaper and finer, and no accuracy.
+that are reported anywhere as results must come from others. --likelihood asks, in place of an answer, how likely the right one is behind
+what the full cache says before it; documents that the full cache cannot answer are left out then. It is cheaper and finer, and no accuracy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.question_free.text import Text
 from dropkv import load_model
 from dropkv.bench.accuracy import question_tokens
 from dropkv.bench.results import Line, Results, key_of
-from dropkv.bench.tasks import Sample, Task, get
+from dropkv.bench.tasks import Question, Sample, Task, get
 from dropkv.models import Model
 from dropkv.prompts import Seam
 
@@ -133,21 +133,23 @@ class Study:
         """Lines with the nats of the right answer as the full cache gave it; the full cache's alone where that was wrong."""
         question = sample.questions[number]
         prediction = self.model.tokenizer.decode(told, skip_special_tokens=True)
-        score = task.score(prediction, question)
+        score = self._score(task, told, question)
         full = self.line(task, sample, seed, FULL, 1.0, number) | {"score": score, "prediction": prediction}
-        if score < 1:
+        if score < 1 or not told:
             return [full]
-        end = next(
-            end
-            for end in range(1, len(told) + 1)
-            if task.score(self.model.tokenizer.decode(told[:end], skip_special_tokens=True), question) >= 1
-        )
+        scores = [self._score(task, told[:end], question) for end in range(len(told) + 1)]
+        end = next(end for end, own in enumerate(scores) if end and own >= 1)
+        begin = max(begin for begin in range(end + 1) if self._score(task, told[begin:end], question) >= 1)
+        begin = min(begin, end - 1)  # an answer that is right whatever it says has one token at least
         lines = [full]
-        measured = likelihoods(self.model, asked, told[:end])
+        measured = likelihoods(self.model, asked, told[:begin], told[begin:end])
         for (recipe, budget), (nats, right) in zip(cells[1:], measured[1:], strict=True):
             line = self.line(task, sample, seed, recipe, budget, number)
             lines.append(line | {"score": float(right), "nats": round(nats, 4)})
         return lines
+
+    def _score(self, task: Task, tokens: Sequence[int], question: Question) -> float:
+        return task.score(self.model.tokenizer.decode(list(tokens), skip_special_tokens=True), question)
 
 
 def main() -> None:

@@ -49,14 +49,14 @@ def answers(model: Model, asked: Sequence[Asked], max_new_tokens: int) -> list[l
     return [[own[mask] for mask in first] for own, first in zip(found, firsts, strict=True)]
 
 
-def likelihoods(model: Model, asked: Asked, answer: Sequence[int]) -> list[tuple[float, bool]]:
-    """For every mask the nats of `answer` behind the question, the last tokens of asked.tokens, and whether each of its tokens is the likeliest.
+def likelihoods(model: Model, asked: Asked, before: Sequence[int], answer: Sequence[int]) -> list[tuple[float, bool]]:
+    """For every mask the nats of `answer` behind the question and the tokens `before`, and whether each of its tokens is the likeliest.
 
     Cheaper than an answer, and finer: it tells apart masks that are both right, or both wrong.
     """
     first = same_sets(asked.keeps)
     distinct = sorted(set(first))
-    ids = [*asked.tokens, *answer[:-1]]
+    ids = [*asked.tokens, *before, *answer[:-1]]
     n = len(asked.reading.ids)
     most = max(1, ROW_TOKENS.get(model.device.type, ROW_TOKENS["cpu"]) // (16 * n))
     keys, values = _stacked([asked])

@@ -39,6 +39,7 @@ def groups(head_tokens: int) -> dict[str, list[Recipe]]:
         "whole", (STEP_TOLD,), pool=WHOLE, together=1, standing_pool=WHOLE, balance="head mean", balance_power=0.25
     )
     around = replace(whole, name="around", standing_pool=AROUND)
+    by_layer = replace(around, name="by layer", rule=Rule("head-adaptive"), balance_power=0.5)
     default = Rule("head-adaptive", 0.2, first=max(4, head_tokens))
     forced = replace(Rule(), first=max(4, head_tokens))
 
@@ -207,5 +208,42 @@ def groups(head_tokens: int) -> dict[str, list[Recipe]]:
                 ),
                 replace(around, name=f"around, replay or {observer}", parts=(STEP_TOLD, Part("step/told", observer))),
             )
+        ],
+        "layers": [
+            *[
+                replace(
+                    by_layer, name=f"by layer, {part.statistic}, balance {power:g}", parts=(part,), balance_power=power
+                )
+                for part in (STEP_TOLD, P_TOLD, Part("step-rel/told"))
+                for power in (0.0, 0.5, 1.0)
+            ],
+            *rules(
+                by_layer,
+                {
+                    "alpha 0.1": Rule("head-adaptive", 0.1),
+                    "alpha 0.2": Rule("head-adaptive", 0.2),
+                    "alpha 0.5": Rule("head-adaptive", 0.5),
+                    "last 16": Rule("head-adaptive", last=16),
+                    "layer share 0.5": Rule(layer_share=0.5),
+                    "layer share 0.7": Rule(layer_share=0.7),
+                    "layer share 0.9": Rule(layer_share=0.9),
+                    "uniform": Rule("uniform"),
+                },
+            ),
+            *each(by_layer, "together", [0.5, 1.5, 2]),
+            *each(by_layer, "seed", [8, 16]),
+            *each(
+                by_layer,
+                "standing_pool",
+                [("words sum", "max 9"), ("words sum", "mean 11"), ("words sum", "sentences mean")],
+                lambda x: x[1],
+            ),  # type: ignore[index]
+            *each(by_layer, "standing", [None, STEP_TOLD, Part("p/content")], lambda x: by(x) if x else "nats"),  # type: ignore[arg-type]
+            replace(by_layer, name="by layer, step/sum", parts=(Part("step/sum"),)),
+            replace(by_layer, name="by layer, no surprise", parts=(STEP,), standing=P),
+            replace(by_layer, name="by layer, surprise in the standing alone", parts=(STEP,)),
+            replace(around, name="around, step/sum, balance 0.75", parts=(Part("step/sum"),), balance_power=0.75),
+            replace(around, name="around, balance 0.75, seed 8", balance_power=0.75, seed=8),
+            replace(around, name="around, balance 0.75, last 16", balance_power=0.75, rule=Rule(last=16)),
         ],
     }
