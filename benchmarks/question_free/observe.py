@@ -189,7 +189,8 @@ def _reduced(how: str, state: Tensor | None, x: Tensor, start: int, replay: Repl
     if how in ("copy", "same"):
         new = torch.zeros_like(x[:, :, 0]) if state is None else state
         places = (replay.next if how == "copy" else replay.own)[queries]
-        rows = torch.nonzero(places >= 0).squeeze(-1)
+        inside = (places >= replay.first) & (places < replay.first + x.shape[3])
+        rows = torch.nonzero(inside).squeeze(-1)
         columns = (places[rows] - replay.first).to(x.device)
         new[:, :, columns] = x[:, :, rows.to(x.device), columns]
         return new
