@@ -47,7 +47,8 @@ class Recipe:
     floor: an entry counts at least so many times its head's mean.
     pool: steps, "max 5" or "mean 5" along the tokens, "words max|sum|l2|mean" and "sentences ..." inside those runs.
     together: times the token's standing to this power: the mean of `standing` over all heads of all layers, pooled by `standing_pool`. Heads
-    then keep the same tokens. standing None: the token's nats.
+    then keep the same tokens. standing None: the token's nats. scope: the heads of the "model", of the "layer" alone, or of the layers "so far",
+    the last two known while the layers go by.
     heads: only the so many heads with the largest mean score share what is not forced; 0 for all.
     rule: the budgets and what is forced. seed: every head first keeps so many entries, the best by `seed_part`.
     """
@@ -63,6 +64,7 @@ class Recipe:
     together: float = 0.0
     standing: Part | None = STANDING
     standing_pool: tuple[str, ...] = ()
+    scope: Literal["model", "layer", "so far"] = "model"
     heads: int = 0
     rule: Rule = SHARED
     seed: int = 0
@@ -83,8 +85,8 @@ class Recipe:
         if self.floor:
             pooled = pooled.maximum(self.floor * pooled.mean(-1, keepdim=True))
         if self.together:
-            standing = told if self.standing is None else self.standing.of(seen).mean((0, 1))
-            standing = _pooled(standing.view(1, 1, -1), self.standing_pool, text)
+            standing = told.view(1, 1, -1) if self.standing is None else self._standing(self.standing.of(seen))
+            standing = _pooled(standing, self.standing_pool, text)
             pooled = pooled * standing.clamp(min=TINY).pow(self.together)
         if self.heads:
             means = raw.mean(-1)
@@ -94,6 +96,15 @@ class Recipe:
             best = self.seed_part.of(seen).topk(min(self.seed, raw.shape[-1]), -1).indices
             pooled = pooled.scatter(-1, best, torch.finfo(torch.float32).max)
         return Ranking(self.rule, pooled, raw)
+
+    def _standing(self, x: Tensor) -> Tensor:
+        """Means over heads, [1, 1, n] or [layers, 1, n]."""
+        own = x.mean(1, keepdim=True)
+        if self.scope == "model":
+            return own.mean(0, keepdim=True)
+        if self.scope == "so far":
+            own = own.cumsum(0) / torch.arange(1, len(own) + 1, device=x.device).view(-1, 1, 1)
+        return own
 
     def _scores(self, seen: Seen, told: Tensor) -> Tensor:
         parts = [part.of(seen) for part in self.parts]

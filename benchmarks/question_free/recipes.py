@@ -29,6 +29,7 @@ OBSERVERS = {
 STEP, P, STEP_TOLD, P_TOLD = (Part(name) for name in ("step/max", "p/max", "step/told", "p/told"))
 WHOLE = ("words sum",)
 AROUND = ("words sum", "max 5")
+MEAN = ("words sum", "mean 11")
 
 
 def groups(head_tokens: int) -> dict[str, list[Recipe]]:
@@ -40,6 +41,8 @@ def groups(head_tokens: int) -> dict[str, list[Recipe]]:
     )
     around = replace(whole, name="around", standing_pool=AROUND)
     by_layer = replace(around, name="by layer", rule=Rule("head-adaptive"), balance_power=0.5)
+    plain = replace(by_layer, name="plain", parts=(STEP,), standing=P)
+    shared = replace(plain, name="plain by heads", rule=Rule(), balance_power=1.0)
     default = Rule("head-adaptive", 0.2, first=max(4, head_tokens))
     forced = replace(Rule(), first=max(4, head_tokens))
 
@@ -240,10 +243,52 @@ def groups(head_tokens: int) -> dict[str, list[Recipe]]:
             ),  # type: ignore[index]
             *each(by_layer, "standing", [None, STEP_TOLD, Part("p/content")], lambda x: by(x) if x else "nats"),  # type: ignore[arg-type]
             replace(by_layer, name="by layer, step/sum", parts=(Part("step/sum"),)),
-            replace(by_layer, name="by layer, no surprise", parts=(STEP,), standing=P),
+            plain,
             replace(by_layer, name="by layer, surprise in the standing alone", parts=(STEP,)),
             replace(around, name="around, step/sum, balance 0.75", parts=(Part("step/sum"),), balance_power=0.75),
             replace(around, name="around, balance 0.75, seed 8", balance_power=0.75, seed=8),
             replace(around, name="around, balance 0.75, last 16", balance_power=0.75, rule=Rule(last=16)),
+        ],
+        "plain": [
+            *each(plain, "scope", ["layer", "so far"]),
+            *each(plain, "together", [0.5, 1.5]),
+            *each(plain, "balance_power", [0.0, 1.0]),
+            *each(plain, "pool", [(), ("words max",), ("words l2",)], lambda x: " ".join(x) or "none"),  # type: ignore[call-overload]
+            *each(
+                plain,
+                "standing_pool",
+                [(), WHOLE, ("words max", "max 5"), ("max 5",), ("words sum", "max 9"), MEAN],
+                lambda x: " ".join(x) or "none",
+            ),  # type: ignore[call-overload]
+            *each(plain, "standing", [STEP, Part("p/content"), Part("p/sum"), Part("step-rel/max")], lambda x: by(x)),  # type: ignore[arg-type]
+            *scores(plain, ("p/max", "step-wo/max", "step-rel/max", "step/sum")),
+            *rules(plain, {"model-wide": Rule(), "uniform": Rule("uniform"), "alpha 0.3": Rule("head-adaptive", 0.3)}),
+            *each(replace(shared, pool=WHOLE), "heads", [30, 36, 42, 48, 60]),
+            *each(
+                replace(shared, name="plain by heads, mean 11", heads=36, standing_pool=MEAN),
+                "together",
+                [0.5, 1.0, 1.5],
+            ),
+            replace(shared, name="plain by heads, mean 21", heads=36, standing_pool=("words sum", "mean 21")),
+            replace(shared, name="plain by heads, mean 11, 48", heads=48, standing_pool=MEAN),
+            replace(
+                shared,
+                name="plain by heads, mean 11, step/sum",
+                heads=36,
+                standing_pool=MEAN,
+                parts=(Part("step/sum"),),
+            ),
+            replace(
+                shared,
+                name="plain by heads, mean 11, told",
+                heads=36,
+                standing_pool=MEAN,
+                parts=(STEP_TOLD,),
+                standing=P_TOLD,
+            ),
+            replace(shared, name="plain by heads, mean 11, so far", heads=36, standing_pool=MEAN, scope="so far"),
+            replace(
+                shared, name="plain by heads, mean 11, balance 0.75", heads=36, standing_pool=MEAN, balance_power=0.75
+            ),
         ],
     }
