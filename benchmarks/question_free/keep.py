@@ -27,15 +27,17 @@ class Rule:
 
 class Ranking:
     """The order in which one recipe keeps entries; a budget is a comparison of ranks. pooled, raw [layers, kv_heads, n]: ties of the first
-    are settled by the second."""
+    are settled by the second. own: what decides in place of `pooled` about the part that every head has (alpha, least). Kept sets stay nested:
+    of both orders a larger budget takes more."""
 
-    def __init__(self, rule: Rule, pooled: Tensor, raw: Tensor) -> None:
+    def __init__(self, rule: Rule, pooled: Tensor, raw: Tensor, own: Tensor | None = None) -> None:
         self.rule = rule
         layers, heads, n = pooled.shape
         self.shape = (layers, heads, n)
         self.forced = forced_positions(n, rule.first, rule.last)
         flat, ties = pooled.flatten(0, 1), raw.flatten(0, 1)
-        self.in_head = inverse(head_order(flat, self.forced, ties))
+        first = flat if own is None else own.flatten(0, 1)
+        self.in_head = inverse(head_order(first, self.forced, ties))
         self.groups = {"uniform": layers * heads, "head-adaptive": layers, "model-wide": 1}[rule.name]
         self.among = self.in_head if rule.name == "uniform" else layer_ranks(flat, self.forced, ties, self.groups)
         self.in_layer = layer_ranks(flat, self.forced, ties, layers) if rule.layer_share else None

@@ -50,7 +50,8 @@ class Recipe:
     then keep the same tokens. standing None: the token's nats. scope: the heads of the "model", of the "layer" alone, or of the layers "so far",
     the last two known while the layers go by.
     heads: only the so many heads with the largest mean score share what is not forced; 0 for all.
-    rule: the budgets and what is forced. seed: every head first keeps so many entries, the best by `seed_part`.
+    rule: the budgets and what is forced. own: what decides inside a head about the part that every head has (alpha), None for the score.
+    seed: every head first keeps so many entries, the best by `seed_part`.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Recipe:
     scope: Literal["model", "layer", "so far"] = "model"
     heads: int = 0
     rule: Rule = SHARED
+    own: Part | None = None
     seed: int = 0
     seed_part: Part = SEED
 
@@ -74,6 +76,7 @@ class Recipe:
     def wanted(self) -> set[tuple[str, str]]:
         """(observer, statistic) pairs it needs."""
         parts = [*self.parts, *([self.seed_part] if self.seed else [])]
+        parts += [self.own] if self.own is not None else []
         if self.together and self.standing is not None:
             parts.append(self.standing)
         return {(part.observer, part.statistic) for part in parts}
@@ -95,7 +98,7 @@ class Recipe:
         if self.seed:
             best = self.seed_part.of(seen).topk(min(self.seed, raw.shape[-1]), -1).indices
             pooled = pooled.scatter(-1, best, torch.finfo(torch.float32).max)
-        return Ranking(self.rule, pooled, raw)
+        return Ranking(self.rule, pooled, raw, None if self.own is None else self.own.of(seen))
 
     def _standing(self, x: Tensor) -> Tensor:
         """Means over heads, [1, 1, n] or [layers, 1, n]."""

@@ -43,6 +43,7 @@ def groups(head_tokens: int) -> dict[str, list[Recipe]]:
     by_layer = replace(around, name="by layer", rule=Rule("head-adaptive"), balance_power=0.5)
     plain = replace(by_layer, name="plain", parts=(STEP,), standing=P)
     shared = replace(plain, name="plain by heads", rule=Rule(), balance_power=1.0)
+    two = replace(shared, name="two", heads=36, standing_pool=MEAN)
     default = Rule("head-adaptive", 0.2, first=max(4, head_tokens))
     forced = replace(Rule(), first=max(4, head_tokens))
 
@@ -290,5 +291,24 @@ def groups(head_tokens: int) -> dict[str, list[Recipe]]:
             replace(
                 shared, name="plain by heads, mean 11, balance 0.75", heads=36, standing_pool=MEAN, balance_power=0.75
             ),
+        ],
+        "two": [
+            replace(
+                base,
+                name=f"{base.name}, {100 * alpha:g} % by {part.statistic}",
+                own=part,
+                rule=replace(base.rule, alpha=alpha),
+            )
+            for base, part, alphas in (
+                (two, Part("step/sum"), (0.1, 0.2, 0.3, 0.5, 0.7)),
+                (replace(two, name="two told", parts=(STEP_TOLD,), standing=P_TOLD), Part("step/sum"), (0.2, 0.3, 0.5)),
+                (two, STEP, (0.3, 0.5)),
+                (two, Part("p/max"), (0.3,)),
+                (replace(two, name="two 24", heads=24), Part("step/sum"), (0.2, 0.3, 0.5)),
+                (replace(two, name="two max 5", standing_pool=AROUND), Part("step/sum"), (0.3, 0.5)),
+                (replace(two, name="two by layer", heads=0, rule=Rule("head-adaptive")), Part("step/sum"), (0.3, 0.5)),
+                (replace(two, name="two of all heads", heads=0, balance_power=0.75), Part("step/sum"), (0.3, 0.5)),
+            )
+            for alpha in alphas
         ],
     }
