@@ -20,8 +20,9 @@ import torch
 
 from benchmarks.question_free.answering import Asked, answers, likelihoods
 from benchmarks.question_free.documents import Reading, read_documents
+from benchmarks.question_free.observers import OBSERVERS
 from benchmarks.question_free.recipe import Recipe
-from benchmarks.question_free.recipes import DEFAULT, OBSERVERS, groups
+from benchmarks.question_free.recipes import DEFAULT, FINALISTS, groups
 from benchmarks.question_free.table import FULL, table
 from benchmarks.question_free.text import Text
 from dropkv import load_model
@@ -213,6 +214,7 @@ def main() -> None:
 def chosen(head_tokens: int, group_names: str, recipe_names: str) -> list[Recipe]:
     """The recipes that were asked for, the default always among them."""
     known = groups(head_tokens)
+    known["finalists"] = [recipe for own in known.values() for recipe in own if recipe.name in FINALISTS]
     names = [name for name in group_names.split(",") if name] or ([] if recipe_names else list(known))
     recipes = [recipe for name in names for recipe in known[name]]
     every = {recipe.name: recipe for own in known.values() for recipe in own}

@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from benchmarks.question_free.observe import Replay, Statistic, Watch, told_by
+from benchmarks.question_free.observe import Statistic, Watch, told_by
+from benchmarks.question_free.observers import Observer
 from dropkv.bench.survey import Collector
 from dropkv.models import Model
-from dropkv.observers import Observation, Probe
-from dropkv.observers.replay import INSTRUCTION, SINKS
 from dropkv.prefill import read_together
 from dropkv.prompts import Seam
 
 SLICE = 8192  # document tokens a layer computes at once
-
-
-@dataclass(frozen=True)
-class Observer:
-    """How replays are made: tokens of a chunk, the instruction, what a replay sees besides its chunk and the sinks ("chunk" nothing,
-    "neighbours" the chunks before and after, "all" the document), and in which order: as it stands, or in pieces of so many tokens, shuffled."""
-
-    chunk: int = 512
-    instruction: str = INSTRUCTION
-    sees: str = "chunk"
-    pieces: int = 0
-
-    def plan(self, seam: Seam, document: Sequence[int], head_tokens: int) -> tuple[Observation, list[Replay]]:
-        """The replays of a document (ids, template head included)."""
-        n = len(document)
-        sinks = min(n, max(SINKS, head_tokens))
-        asking = tuple(seam.question_ids(self.instruction))
-        probes, replays = [], []
-        for start in range(sinks, n, self.chunk):
-            stop = min(n, start + self.chunk)
-            seen = [(0, sinks)]
-            if self.sees != "chunk":
-                reach = n if self.sees == "all" else self.chunk
-                seen += [(max(sinks, start - reach), start), (stop, min(n, stop + reach))]
-            ranges = tuple((low, high) for low, high in seen if low < high)
-            places = list(range(start, stop))
-            if self.pieces:
-                cut = [places[low : low + self.pieces] for low in range(0, len(places), self.pieces)]
-                random.Random(start).shuffle(cut)
-                places = [place for piece in cut for place in piece]
-            probes.append(Probe(asking + tuple(document[place] for place in places), (start, stop), ranges))
-            replays.append(Replay.of(len(asking), places, start))
-        return Observation(0, tuple(probes), {"name": "replay", "chunk": self.chunk}), replays
 
 
 @dataclass

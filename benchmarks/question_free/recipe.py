@@ -49,7 +49,7 @@ class Recipe:
     together: times the token's standing to this power: the mean of `standing` over all heads of all layers, pooled by `standing_pool`. Heads
     then keep the same tokens. standing None: the token's nats. scope: the heads of the "model", of the "layer" alone, or of the layers "so far",
     the last two known while the layers go by.
-    heads: only the so many heads with the largest mean score share what is not forced; 0 for all.
+    heads: only this share of all heads, those with the largest mean score, share what is not forced; 0 for all.
     rule: the budgets and what is forced. own: what decides inside a head about the part that every head has (alpha), None for the score.
     seed: every head first keeps so many entries, the best by `seed_part`.
     """
@@ -66,7 +66,7 @@ class Recipe:
     standing: Part | None = STANDING
     standing_pool: tuple[str, ...] = ()
     scope: Literal["model", "layer", "so far"] = "model"
-    heads: int = 0
+    heads: float = 0.0
     rule: Rule = SHARED
     own: Part | None = None
     seed: int = 0
@@ -93,7 +93,7 @@ class Recipe:
             pooled = pooled * standing.clamp(min=TINY).pow(self.together)
         if self.heads:
             means = raw.mean(-1)
-            least = means.flatten().topk(min(self.heads, means.numel())).values[-1]
+            least = means.flatten().topk(max(1, round(self.heads * means.numel()))).values[-1]
             pooled = pooled * (means >= least).unsqueeze(-1)
         if self.seed:
             best = self.seed_part.of(seen).topk(min(self.seed, raw.shape[-1]), -1).indices

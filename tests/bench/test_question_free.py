@@ -7,11 +7,12 @@ import torch
 
 from benchmarks.question_free import __main__ as study
 from benchmarks.question_free.answering import Asked, answers, likelihoods
-from benchmarks.question_free.documents import Observer, read_documents
+from benchmarks.question_free.documents import read_documents
 from benchmarks.question_free.keep import Ranking, Rule
 from benchmarks.question_free.observe import Replay, told_by
+from benchmarks.question_free.observers import OBSERVERS, Observer
 from benchmarks.question_free.recipe import Recipe
-from benchmarks.question_free.recipes import DEFAULT, OBSERVERS, groups
+from benchmarks.question_free.recipes import DEFAULT, FINALISTS, groups
 from benchmarks.question_free.table import table
 from benchmarks.question_free.text import Text, pooled_in_runs
 from dropkv import methods
@@ -196,7 +197,7 @@ def test_balance_and_heads():
         return recipe.ranking(seen, torch.ones(30), text).keep(0.2).sum(-1).flatten().tolist()
 
     assert counts()[5] == 26 and max(counts(balance="head max")) < 12
-    assert sum(number > 2 for number in counts(balance="head mean", heads=2)) == 2
+    assert sum(number > 2 for number in counts(balance="head mean", heads=1 / 3)) == 2
     assert sum(counts(balance="head ranks")) == 36 and min(counts(seed=4)) >= 4 > min(counts())
 
 
@@ -204,6 +205,7 @@ def test_every_candidate_has_its_name_and_can_be_ranked(read):
     model, seam, readings = read
     every = [recipe for own in groups(len(seam.head_ids)).values() for recipe in own]
     assert len({recipe.name for recipe in every}) == len(every) > 150
+    assert set(FINALISTS) <= {recipe.name for recipe in every}
     assert {observer for recipe in every for observer, _ in recipe.wanted} == set(OBSERVERS)
     text = Text.of(model.tokenizer, readings[0].ids, model.device)
     one = readings[0].seen["plain"]["p/max"]
