@@ -2,12 +2,12 @@
 
     python -m benchmarks.question_free -o FOLDER [--tasks noise,prose,four-keys] [--samples 64] [--seed 2] [--tokens 1536]
         [--budgets 0.05,0.1,0.25] [--groups today,score,...] [--recipes "default;told"] [--model smollm2-135m] [--likelihood]
-    python -m benchmarks.question_free -o FOLDER --table
+    python -m benchmarks.question_free -o FOLDER [FOLDER ...] --table
     python -m benchmarks.question_free --list
 
 FOLDER/lines.jsonl holds one line for each document, recipe and budget; a run goes on where one stopped. The seed is one for choosing: figures
 that are reported anywhere as results must come from others. --likelihood asks, in place of an answer, how likely the right one is behind
-what the full cache says before it; documents that the full cache cannot answer are left out then. It is cheaper and finer, and no accuracy.
+what the full cache says before it; documents that the full cache cannot answer are left out then. It is cheaper and finer, and no accuracy. Processes that run at once need folders of their own.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Study:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("-o", "--output", help="folder of the lines")
+    options.add_argument("-o", "--output", nargs="+", help="folder of the lines; with --table several")
     options.add_argument("--tasks", default="noise,prose,four-keys")
     options.add_argument("--samples", type=int, default=64)
     options.add_argument("--seed", type=int, default=2)
@@ -177,7 +177,8 @@ def main() -> None:
     if given.output is None:
         options.error("-o FOLDER is needed")
     started = time.monotonic()
-    results = Results(given.output)
+    folders = [Results(folder) for folder in given.output]
+    results = folders[0]
     if not given.table:
         model = load_model(given.model)
         head = len(Seam.of(model.tokenizer, name=model.id).head_ids)
@@ -208,7 +209,8 @@ def main() -> None:
                     study.measure(task, [sample for sample in todo if len(sample.document_ids) == length], given.seed)
                 print(f"{task.name} {begin}: {time.monotonic() - started:.0f} s", flush=True)
     asked = set(given.tasks.split(","))
-    print(table((line for line in results.read() if line["task"] in asked and line["length"] == given.tokens), DEFAULT))
+    lines = [line for folder in folders for line in folder.read()]
+    print(table((line for line in lines if line["task"] in asked and line["length"] == given.tokens), DEFAULT))
 
 
 def chosen(head_tokens: int, group_names: str, recipe_names: str) -> list[Recipe]:

@@ -10,27 +10,27 @@ from benchmarks.question_free.recipe import Part, Recipe
 from benchmarks.question_free.together import together
 
 DEFAULT = "default"
-FINALISTS = (  # the candidates that the study of docs/question-free.md names
+FINALISTS = (  # the candidates that docs/question-free.md names
     DEFAULT,
     "default, p",
     "step",
     "p",
     "told",
     "told, pool words sum",
-    "around",
     "around, balance_power 0.75",
-    "around, p/told, balance 0.5",
     "around, heads 0.4, mean 11",
     "by layer, standing_pool max 9",
+    "by layer, standing nats",
+    "plain, scope so far",
     "plain by heads, mean 11, together 1",
+    "plain by heads, mean 11, so far",
     "two, 10 % by step/sum",
+    "two, 30 % by step/sum",
     "two, 50 % by step/sum",
-    "two told, 20 % by step/sum",
     "two told, 30 % by step/sum",
     "two told, 50 % by step/sum",
     "two 0.27, 30 % by step/sum",
     "two told 0.27, 30 % by step/sum",
-    "two told 0.53, 30 % by step/sum",
 )
 
 
