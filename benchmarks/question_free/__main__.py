@@ -5,9 +5,10 @@
     python -m benchmarks.question_free -o FOLDER [FOLDER ...] --table
     python -m benchmarks.question_free --list
 
-FOLDER/lines.jsonl holds one line for each document, recipe and budget; a run goes on where one stopped. The seed is one for choosing: figures
-that are reported anywhere as results must come from others. --likelihood asks, in place of an answer, how likely the right one is behind
-what the full cache says before it; documents that the full cache cannot answer are left out then. It is cheaper and finer, and no accuracy. Processes that run at once need folders of their own.
+FOLDER/lines.jsonl holds one line for each document, recipe and budget; a run goes on where one stopped. Processes that run at once need folders
+of their own. The seed is one for choosing: figures that are reported anywhere as results must come from others. --likelihood asks, in place of
+an answer, how likely the right one is behind what the full cache says before it; documents that the full cache cannot answer are left out then.
+It is cheaper and finer, and no accuracy.
 """
 
 from __future__ import annotations
