@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 $(BIN)/python -m pip install --quiet
 
-.PHONY: help venv demo test lint types fuzz docs check-readme dist clean
+.PHONY: help venv demo test test-gpu lint types fuzz docs check-readme dist clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make venv          install into $(VENV), which the others do when they need it"
 	@echo "make demo          install into $(VENV), compress the example story, ask it three questions"
 	@echo "make test          ruff, mypy, pytest"
+	@echo "make test-gpu      the tests that need a GPU, with the Python given (PYTHON=...): its torch has to see one"
 	@echo "make lint          ruff alone"
 	@echo "make fuzz          mutants of good .kv files for FUZZ_SECONDS (300), another seed each time"
 	@echo "make check-readme  run the commands that README.md shows"
@@ -45,6 +46,11 @@ types: venv
 # Most tests run tiny models, or commands beside each other, where PyTorch's threads only wait for one another.
 test: lint types
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q
+
+# The environment of the other goals has a torch without CUDA, so this one takes the Python that it is given.
+test-gpu:
+	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "no GPU for this torch: nothing to test")'
+	@$(PYTHON) -m pytest -q -m gpu
 
 # The seed of a failure is printed, and the file kept: FUZZ="--seed S --only I" tries it again.
 FUZZ_SECONDS ?= 300

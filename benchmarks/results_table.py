@@ -1,51 +1,120 @@
 """The tables of docs/results.md from the lines of a bench run: means over tasks, and paired differences to the first row.
 
-    python benchmarks/results_table.py FOLDER --setting question-free --tasks noise,prose,four-keys
+    python benchmarks/results_table.py FOLDER --setting question-free [--length 2048] [--tasks noise,prose] [--by-task 0.1] [--better]
 
-Rows in the order of the lines, the one given by --first (method and observer) before all; intervals as in dropkv/bench/stats.py.
+The row given by --first (method,observer) comes before all, the others by their mean. Intervals as in dropkv/bench/stats.py.
+--by-task BUDGET: one column per task at one budget in place of one per budget. --better: in place of a table, the cells that are better than
+the first row beyond their 95 % interval, by task and budget.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Mapping
 
 from dropkv.bench.results import Results
-from dropkv.bench.stats import difference, estimate
+from dropkv.bench.stats import Key, difference, estimate
+
+Row = tuple[str, str]  # method, observer
+Scores = dict[Row, dict[float, dict[Key, float]]]  # by budget
+
+
+def read(folder: str, setting: str, length: int | None, tasks: list[str] | None) -> Scores:
+    """The scores of one setting."""
+    found: Scores = defaultdict(lambda: defaultdict(dict))
+    for line in Results(folder).read():
+        if line["setting"] != setting or (length and line["length"] != length) or (tasks and line["task"] not in tasks):
+            continue
+        cell = found[line["method"], line["observer"]][line["budget"]]
+        cell[line["task"], (line["length"], line["sample"]), line["question"]] = line["score"]
+    return found
+
+
+def show(own: Mapping[Key, float], first: Mapping[Key, float] | None) -> str:
+    """A mean in percent, with its difference to the first row's, or the half width of its own interval."""
+    mean = estimate(own)
+    against = None if first is None else difference(own, first)
+    if against is None:
+        return f"{100 * mean.mean:.1f} ± {50 * (mean.high - mean.low):.1f}"
+    return f"{100 * mean.mean:.1f} ({100 * against.mean:+.1f}, {100 * against.low:+.1f} to {100 * against.high:+.1f})"
+
+
+def by_budget(scores: Scores, first: Row) -> None:
+    budgets = sorted(scores[first])
+    print("| method | " + " | ".join(f"{100 * budget:g} %" for budget in budgets) + " |")
+    print("|---" * (len(budgets) + 1) + "|")
+    for name in ordered(scores, first):
+        row = scores[name]
+        cells = [""] * (len(budgets) - 1) if len(row) == 1 else []
+        for budget in sorted(row):
+            compare = len(row) > 1 and name != first
+            cells.append(show(row[budget], scores[first][budget] if compare else None))
+        print(f"| {label(name)} | " + " | ".join(cells) + " |")
+
+
+def by_task(scores: Scores, first: Row, budget: float) -> None:
+    tasks = sorted({key[0] for key in scores[first][budget]})
+    print("| method | " + " | ".join(tasks) + " |")
+    print("|---" * (len(tasks) + 1) + "|")
+    for name in ordered(scores, first):
+        row = scores[name]
+        own = next(iter(row.values())) if len(row) == 1 else row.get(budget, {})
+        parts = [{key: score for key, score in own.items() if key[0] == task} for task in tasks]
+        print(f"| {label(name)} | " + " | ".join(f"{100 * estimate(p).mean:.1f}" if p else "" for p in parts) + " |")
+
+
+def better(scores: Scores, first: Row) -> None:
+    for budget in sorted(scores[first]):
+        for task in sorted({key[0] for key in scores[first][budget]}):
+            base = {key: score for key, score in scores[first][budget].items() if key[0] == task}
+            found = []
+            for name in ordered(scores, first):
+                if name == first or len(scores[name]) == 1:
+                    continue
+                own = {key: score for key, score in scores[name].get(budget, {}).items() if key[0] == task}
+                against = difference(own, base) if own else None
+                if against is not None and against.low > 0:
+                    found.append(f"{label(name)} {100 * against.mean:+.1f}")
+            if found:
+                print(f"* {task}, {100 * budget:g} % (first row {100 * estimate(base).mean:.1f}): {', '.join(found)}")
+
+
+def ordered(scores: Scores, first: Row) -> list[Row]:
+    """The first row, then the controls without a budget, then the others by the mean of their budgets, best first."""
+
+    def place(name: Row) -> tuple[bool, bool, float]:
+        row = scores[name]
+        return name != first, len(row) > 1, -sum(estimate(cell).mean for cell in row.values()) / len(row)
+
+    return sorted(scores, key=place)
+
+
+def label(name: Row) -> str:
+    return {"full": "full cache"}.get(name[0], name[0]) if name[1] == "none" else f"{name[0]}, {name[1]}"
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folder")
     options.add_argument("--setting", default="question-free")
-    options.add_argument("--tasks", default="noise,prose,four-keys")
-    options.add_argument(
-        "--first", default="adadropkv,replay", help="method,observer of the row the others are compared with"
-    )
+    options.add_argument("--length", type=int)
+    options.add_argument("--tasks")
+    options.add_argument("--first", default="adadropkv,replay", help="method,observer the others are compared with")
+    options.add_argument("--by-task", type=float, metavar="BUDGET")
+    options.add_argument("--better", action="store_true")
     given = options.parse_args()
-    tasks = given.tasks.split(",")
-    scores: dict[tuple[str, str], dict[float, dict[tuple[str, int, int], float]]] = defaultdict(
-        lambda: defaultdict(dict)
-    )
-    for line in Results(given.folder).read():
-        if line["setting"] == given.setting and line["task"] in tasks:
-            cell = scores[line["method"], line["observer"]][line["budget"]]
-            cell[line["task"], line["sample"], line["question"]] = line["score"]
+    scores = read(given.folder, given.setting, given.length, given.tasks.split(",") if given.tasks else None)
     method, observer = given.first.split(",")
-    first = scores[method, observer]
-    budgets = sorted(first)
-    print("| method | " + " | ".join(f"{100 * budget:g} %" for budget in budgets) + " |")
-    print("|---" * (len(budgets) + 1) + "|")
-    for (name, seen), row in sorted(scores.items(), key=lambda item: item[0] != (method, observer)):
-        cells = []
-        for budget in budgets if len(row) > 1 else row:
-            mean = estimate(row[budget])
-            text = f"{100 * mean.mean:.1f} ± {50 * (mean.high - mean.low):.1f}"
-            against = difference(row[budget], first[budget]) if len(row) > 1 and row is not first else None
-            if against is not None:
-                text = f"{100 * mean.mean:.1f} ({100 * against.mean:+.1f}, {100 * against.low:+.1f} to {100 * against.high:+.1f})"
-            cells.append(text)
-        print(f"| {name}, {seen} | " + " | ".join(cells) + " |")
+    first = (method, observer)
+    if first not in scores:
+        options.exit(1, f"no lines of {method} with {observer} in {given.folder}: name another --first\n")
+    if given.better:
+        better(scores, first)
+    elif given.by_task is not None:
+        by_task(scores, first, given.by_task)
+    else:
+        by_budget(scores, first)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,11 @@ class AnswerText:
         text = self._decode(kept)
         if not text.endswith(UNKNOWN):
             return text
-        names = [
-            str(name) for name in self.tokenizer.convert_ids_to_tokens(kept[-4:])
-        ]  # a character has at most 4 bytes
+        spelled = zip(kept, self.tokenizer.convert_ids_to_tokens(kept), strict=True)
+        known = [
+            (token, str(name)) for token, name in spelled if name is not None
+        ]  # a model may have more ids than words
+        kept, names = [token for token, _ in known], [name for _, name in known[-4:]]  # a character has at most 4 bytes
         if BYTE.fullmatch(names[-1]):
             # Decoders of such tokens spoil the whole run of bytes for the sake of its end, so the end must not get there.
             return self._decode(kept[: len(kept) - _unfinished(_run(names))])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dropkv.devices import execution_device, weight
 from dropkv.errors import ModelError
 from dropkv.models import unrotated_layers
+from dropkv.spans import Cuts, Span
 
 NAME = "dropkv"
 RUN = "dropkv_run"
@@ -199,23 +200,26 @@ def rotation(network: nn.Module, layer: int, positions: Tensor, tokens: int) -> 
 class SlicedLayer(nn.Module):
     """One decoder layer, run over slices of the sequence; hidden states are overwritten in place.
 
-    `spans` are (start, stop) in the sequence. `enter(layer, span_index)` is called before each slice and `leave(layer)` after the last one.
+    `cuts` says where slices end. `enter(layer, span)` is called before each slice and `leave(layer)` after the last one. Where a GPU's memory
+    runs out, the slice is run again in halves, and so are those behind it. `rows`: how many of the last hidden states go on to what follows.
     """
 
     def __init__(
         self,
         inner: nn.Module,
         index: int,
-        spans: Sequence[tuple[int, int]],
-        enter: Callable[[int, int], None],
+        cuts: Cuts,
+        enter: Callable[[int, Span], None],
         leave: Callable[[int], None],
+        rows: int | None = None,
     ) -> None:
         super().__init__()
         self.inner = inner
         self.index = index
-        self.spans = spans
+        self.cuts = cuts
         self.enter = enter
         self.leave = leave
+        self.rows = rows
         self.device = execution_device(inner)
 
     def __getattr__(self, name: str) -> Any:
@@ -225,19 +229,31 @@ class SlicedLayer(nn.Module):
             return getattr(super().__getattr__("inner"), name)  # some families read attributes of their layers
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        total = hidden.shape[1]
         hidden = hidden.to(self.device)
-        for number, (start, stop) in enumerate(self.spans):
-            self.enter(self.index, number)
-            cut_args = [_cut(argument, start, stop, total) for argument in args]
-            cut_kwargs = {name: _cut(argument, start, stop, total) for name, argument in kwargs.items()}
-            try:
-                out = self.inner(hidden[:, start:stop], *cut_args, **cut_kwargs)
-            except LayerDone:
-                continue
-            hidden[:, start:stop] = out[0] if isinstance(out, tuple) else out
+        start = 0
+        while start < hidden.shape[1]:
+            span = self.cuts.span(start)
+            if self._ran(hidden, span, args, kwargs):
+                start = span.stop
         self.leave(self.index)
-        return hidden
+        return hidden if self.rows is None else hidden[:, -self.rows :]
+
+    def _ran(self, hidden: Tensor, span: Span, args: Any, kwargs: Any) -> bool:
+        """Compute one slice; False when memory ran out and the next ones are smaller."""
+        total, start, stop = hidden.shape[1], span.start, span.stop
+        self.enter(self.index, span)
+        cut_args = [_cut(argument, start, stop, total) for argument in args]
+        cut_kwargs = {name: _cut(argument, start, stop, total) for name, argument in kwargs.items()}
+        try:
+            out = self.inner(hidden[:, start:stop], *cut_args, **cut_kwargs)
+        except LayerDone:
+            return True
+        except torch.OutOfMemoryError:
+            if not self.cuts.halve(span):
+                raise
+            return False
+        hidden[:, start:stop] = out[0] if isinstance(out, tuple) else out
+        return True
 
 
 def _cut(argument: Any, start: int, stop: int, total: int) -> Any:
@@ -254,13 +270,20 @@ def _cut(argument: Any, start: int, stop: int, total: int) -> Any:
 @contextmanager
 def sliced_layers(
     network: nn.Module,
-    spans: Sequence[tuple[int, int]],
-    enter: Callable[[int, int], None],
+    cuts: Cuts,
+    enter: Callable[[int, Span], None],
     leave: Callable[[int], None],
+    rows: int | None = None,
 ) -> Iterator[None]:
-    """For the length of the block every decoder layer runs slice by slice; the network is restored whatever happens."""
+    """For the length of the block every decoder layer runs slice by slice; the network is restored whatever happens.
+
+    rows: only so many of the last hidden states are given to what follows the layers; None for all.
+    """
     owner, name, layers = layer_list(network)
-    wrapped = nn.ModuleList(SlicedLayer(layer, index, spans, enter, leave) for index, layer in enumerate(layers))
+    wrapped = nn.ModuleList(
+        SlicedLayer(layer, index, cuts, enter, leave, rows if index == len(layers) - 1 else None)
+        for index, layer in enumerate(layers)
+    )
     wrapped.train(network.training)
     setattr(owner, name, wrapped)
     try:

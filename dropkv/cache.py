@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dropkv.decode.tails import Tails
 from dropkv.kernels.decode import attend_prefix_and_tail
 from dropkv.models import LayerGeometry
 from formats import LayerEntries, Quantization
@@ -79,12 +80,17 @@ class Prefix:
 
 
 class Tail:
-    """Keys and values of the tokens behind a prefix: per layer [kv_heads, capacity, d], `length` of them filled."""
+    """Keys and values of the tokens behind a prefix: per layer [kv_heads, capacity, d], `length` of them filled.
+
+    step: a captured decode step that works on these very buffers, for whoever made it.
+    """
 
     def __init__(self) -> None:
         self.length = 0
+        self.step: object = None
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
+        self._rows: Tails | None = None
 
     def __len__(self) -> int:
         return self.length
@@ -97,9 +103,24 @@ class Tail:
             capacity = max(stop, 2 * self.length, TAIL_STEP)
             keys, values = self._grown(keys, k, capacity), self._grown(values, v, capacity)
             self._keys[layer], self._values[layer] = keys, values
+            self._rows = None
         keys[:, self.length : stop] = k
         values[:, self.length : stop] = v
         return keys[:, :stop], values[:, :stop]
+
+    def as_row(self, more: int) -> Tails:
+        """The same buffers, those of all layers, as the tails of one row, with room for `more` tokens; the same object as long as they stay."""
+        if self._rows is None or self._rows.capacity < self.length + more:
+            capacity = -(-max(self.length + more, 2 * self.length) // TAIL_STEP) * TAIL_STEP
+            for buffers in (self._keys, self._values):
+                for layer, old in buffers.items():
+                    if old.shape[1] < capacity:
+                        buffers[layer] = self._grown(old, old, capacity)
+            parts = [
+                [buffers[layer].unsqueeze(0) for layer in sorted(buffers)] for buffers in (self._keys, self._values)
+            ]
+            self._rows = Tails(*parts)
+        return self._rows
 
     def _grown(self, old: Tensor | None, like: Tensor, capacity: int) -> Tensor:
         new = like.new_empty((like.shape[0], capacity, like.shape[-1]))

@@ -99,6 +99,10 @@ def find_checkpoint(
     check: called with the folder as soon as a Hub model's config is there, before gigabytes of weights are fetched.
     Raises ModelError when they cannot be had, UsageError for a revision of what has none.
     """
+    if not name:
+        raise UsageError("the model has an empty name: name one (`dropkv models` lists aliases), or leave --model out")
+    if revision == "":
+        raise UsageError("the revision has an empty name: name a branch, tag or commit, or leave --revision out")
     if name in HUB_ALIASES:
         return _on_hub(HUB_ALIASES[name], revision, check, weights)
     path = Path(name).expanduser()
@@ -114,7 +118,10 @@ def find_checkpoint(
             raise ModelError(f"{BUNDLED} comes with a package that is not installed; run: {INSTALL_BUNDLED}")
         return Checkpoint(file.parent, file.name, BUNDLED, "bundled", None, (file,))
     if os.path.isdir(path):
-        return _in_folder(path)
+        try:
+            return _in_folder(path)
+        except OSError as error:
+            raise ModelError(f"{show_path(path)}: cannot be read ({error.strerror}); check its permissions") from None
     if os.path.isfile(path):
         if path.suffix == ".gguf":
             return Checkpoint(path.parent, path.name, path.name, "folder", None, (path,))

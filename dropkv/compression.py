@@ -15,16 +15,16 @@ from dropkv.cache import Prefix
 from dropkv.documents import Document
 from dropkv.errors import DocumentError, UsageError
 from dropkv.fidelity import HeldOut, Predictions, compare, hold_out, predict, predict_alone
+from dropkv.footprint import ENTRY_OVERHEAD, footprint, slice_for
 from dropkv.generate import Answer, Session
 from dropkv.identity import describe
-from dropkv.memory import expected_peak, read_peak, start_peak
+from dropkv.memory import read_peak, start_peak
 from dropkv.methods import Method, Pool
 from dropkv.models import Model
 from dropkv.observers import Observation, observe
 from dropkv.prefill import Prefilled, prefill
 from dropkv.prompts import Seam, question_list
 from dropkv.settings import CompressSettings, Sampling
-from dropkv.spans import SLICE
 from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
 from formats.errors import printable
 from formats.quantized import describe as describe_codes
@@ -34,7 +34,6 @@ QUESTION_ROOM = 320  # positions left free behind a document: a question and an 
 NOT_WANTED = "not asked for"  # why a fidelity is missing
 NO_PASSAGE = "the document is a single token, or leaves no room behind it for one of its passages"
 NOT_FINITE = "the model's predictions are not finite"
-ENTRY_OVERHEAD = 12  # bytes of position, admit and score beside an entry's key and value
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,8 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Report:
-    """What a compression took and gave. Entries count every layer and KV head; peak_memory_bytes is measured and includes the weights.
+    """What a compression took and gave. Entries count every layer and KV head; peak_memory_bytes is measured and includes the weights,
+    expected_memory_bytes is what was expected of it before.
 
     fidelity: as in the file, None when it was not measured; fidelity_missing says why. Its seconds are not part of the others.
     """
@@ -96,6 +96,7 @@ class Report:
     prefill_seconds: float
     score_seconds: float
     peak_memory_bytes: int
+    expected_memory_bytes: int = 0
     document_tokens_before_truncation: int | None = None
     fidelity: dict[str, Any] | None = None
     fidelity_seconds: float = 0.0
@@ -234,22 +235,15 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
     """Sizes before the run. Raises what `plan` raises."""
     planned = plan(model, document, settings)
     n, size = planned.tokens, model.dtype.itemsize
-    kept_entries, full_entries, kept_bytes, stored_bytes, full_bytes, widest = 0, 0, 0, 0.0, 0, 0
+    kept_entries, full_entries, stored_bytes, full_bytes = 0, 0, 0.0, 0
     for layer in model.geometry:
         own = min(n, layer.window or n) if layer.kind == "sliding" else planned.kept
         row = (layer.d_k + layer.d_v) * size
         kept_entries += own * layer.kv_heads
         full_entries += n * layer.kv_heads
-        kept_bytes += own * layer.kv_heads * (row + ENTRY_OVERHEAD)
         stored = row if settings.kv_dtype == "same" else entry_bytes(settings.kv_dtype, layer.d_k, layer.d_v)
         stored_bytes += own * layer.kv_heads * (stored + ENTRY_OVERHEAD)
         full_bytes += n * layer.kv_heads * row
-        widest = max(widest, n * layer.kv_heads * row)
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.network.parameters())
-    held = planned.held
-    sequence = n + sum(len(probe.ids) for probe in planned.observation.probes) + (len(held.ids) if held else 0)
-    logits = len(held.scored) * int(model.network.config.vocab_size) * max(4, size) if held else 0
-    hidden = sequence * int(model.network.config.hidden_size) * size
     tokens = 4 * n if settings.keep_tokens else 0
     return Estimate(
         n,
@@ -258,27 +252,37 @@ def estimate(model: Model, document: Document, settings: CompressSettings) -> Es
         full_entries,
         round(stored_bytes) + tokens,
         full_bytes,
-        expected_peak(model.device, weights) + widest + kept_bytes + 4 * hidden + max(_slice_bytes(model), 3 * logits),
+        _memory(model, planned)[1],
         planned.truncated_from,
     )
 
 
-def _slice_bytes(model: Model) -> int:
-    """What one slice of one layer computes on the way: projections, the MLP's two halves, float32 copies of norms."""
-    config = model.network.config
-    width = 4 * int(config.hidden_size) + 3 * int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    return SLICE * width * max(4, model.dtype.itemsize)
+def _memory(model: Model, planned: Plan) -> tuple[int, int]:
+    """Tokens of a slice, and the expected peak in bytes."""
+    needed = footprint(
+        model, planned.tokens, planned.observation, planned.held, methods=(planned.method,), kept=planned.kept
+    )
+    tokens = slice_for(model, needed)
+    return tokens, needed.peak(tokens)
 
 
 def compress_document(
-    model: Model, document: Document, settings: CompressSettings, *, progress: Callable[[int, int], None] | None = None
+    model: Model,
+    document: Document,
+    settings: CompressSettings,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    expect: Callable[[int], None] | None = None,
 ) -> Compression:
     """Read the document once, keep what matters, and measure what that changes. progress(done, total) is called after every layer; both count
-    the document's tokens once for each layer.
+    the document's tokens once for each layer. expect(bytes) is called before the model reads anything, with the memory it will take at most.
 
     Raises DocumentError, BudgetError, UsageError, ModelError.
     """
     planned = plan(model, document, settings)
+    slice_tokens, expected = _memory(model, planned)
+    if expect is not None:
+        expect(expected)
     start_peak(model.device)
 
     def report_layers(done: int, total: int) -> None:
@@ -292,6 +296,7 @@ def compress_document(
         planned.method,
         planned.kept,
         seed=settings.seed,
+        slice_tokens=slice_tokens,
         progress=report_layers,
         held=planned.held,
     )
@@ -311,6 +316,7 @@ def compress_document(
         prefill_seconds=prefilled.prefill_seconds,
         score_seconds=prefilled.score_seconds,
         peak_memory_bytes=read_peak(model.device),
+        expected_memory_bytes=expected,
         document_tokens_before_truncation=planned.truncated_from,
         fidelity_missing=NO_PASSAGE if settings.fidelity else NOT_WANTED,
     )

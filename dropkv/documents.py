@@ -10,6 +10,7 @@ from pathlib import PurePath
 
 from dropkv.errors import DocumentError, no_text
 from formats.errors import printable, show_path
+from formats.sniff import OPENING, SNIFF_BYTES
 
 STDIN = "-"
 
@@ -61,6 +62,10 @@ def _read_bytes(path: str | os.PathLike[str], shown: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:
+        if "://" in shown:
+            raise DocumentError(
+                f"{shown}: is an address; download the text first (`curl -L -o BOOK.txt ADDRESS`), then compress the file"
+            ) from None
         raise DocumentError(f"{shown}: no such file; check the path, or give - to read standard input") from None
     except IsADirectoryError:
         raise DocumentError(f"{shown}: is a folder; give the text file in it") from None
@@ -90,6 +95,8 @@ def _foreign(raw: bytes) -> str:
     """What a well-known other format is and which program turns it into text, or nothing."""
     if b"%PDF-" in raw[:1024]:
         return "is a PDF; convert it first: pdftotext BOOK.pdf BOOK.txt"
+    if OPENING in raw[:SNIFF_BYTES]:
+        return "is a .kv file, which holds a document already: ask it with `dropkv query`, make it smaller with `dropkv shrink`"
     if raw.startswith(b"PK\x03\x04"):
         if b"application/epub+zip" in raw[:256]:
             return "is an EPUB; convert it first: pandoc BOOK.epub -t plain --wrap=none -o BOOK.txt"

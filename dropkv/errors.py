@@ -5,6 +5,15 @@ Every message is one line: what is wrong, where, and what to type next.
 
 from __future__ import annotations
 
+import errno
+
+MORE_MEMORY = "close other programs, or use --dtype bfloat16 or a smaller model"
+NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "Cannot allocate memory",
+    "bad_alloc",
+)  # in the words of PyTorch, of systems and of C++
+
 
 class DropkvError(Exception):
     """Base of every expected failure; commands print it as one line and leave with `exit_code`."""
@@ -40,6 +49,13 @@ class QuestionError(DropkvError):
 
 class HubError(DropkvError):
     """The Hub cannot be reached, refuses, does not have what was asked for, or sends something else."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception of Python or of a library says that the memory of this machine is used up."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, Exception) and any(words in str(error) for words in NO_MEMORY)
 
 
 def no_text(value: object) -> str:

@@ -12,10 +12,14 @@ from torch import Tensor
 from dropkv.answer_text import AnswerText
 from dropkv.attention import run_logits
 from dropkv.cache import AnswerRun, Prefix, Tail
+from dropkv.decode.batch import Asked, Row, answer_all, captures
+from dropkv.decode.sampling import Chooser, draws
 from dropkv.errors import ModelError, QuestionError
 from dropkv.models import Model
 from dropkv.prompts import Seam
-from dropkv.settings import Sampling, check_sampling
+from dropkv.settings import Sampling, check_batch_size, check_sampling
+
+WORTH_CAPTURING = 8  # tokens; the steps of shorter answers are not captured
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Stream(Iterator[str]):
     ) -> None:
         self.answer: Answer | None = None
         self._turns = [] if turns is None else turns
+        self._alone = turns is None
         self._pieces = self._run(session, tail, question, ids, sampling, pending)
 
     def __next__(self) -> str:
@@ -84,7 +89,6 @@ class Stream(Iterator[str]):
         self, session: Session, tail: Tail, question: str, ids: Sequence[int], sampling: Sampling, pending: list[int]
     ) -> Iterator[str]:
         started = time.perf_counter()
-        choose = Chooser(sampling)
         limit = session.room(len(tail) + len(ids), sampling.max_new_tokens)
         logits = session.forward(ids, tail)
         pending.clear()  # everything before the answer is in the tail now
@@ -93,10 +97,8 @@ class Stream(Iterator[str]):
         self._turns.append(turn)  # the tail has the question now, whatever becomes of the answer
         tokens = turn.tokens
         shown = ""
-        while True:
-            token = choose(logits)
-            if not tokens:
-                first = time.perf_counter() - started
+        for token in session.tokens(logits, tail, sampling, limit, pending):
+            first = first or time.perf_counter() - started
             if token in session.model.stop_ids:
                 turn.stopped = True
                 break
@@ -108,11 +110,11 @@ class Stream(Iterator[str]):
                 shown = text
             if len(tokens) >= limit:
                 break
-            logits = session.forward([token], tail)
-            pending.clear()
         text = session.text(tokens)
         if text != shown and text.startswith(shown):
             yield text[len(shown) :]
+        if self._alone:
+            session.rest(tail)
         self.answer = Answer(
             question,
             text.strip(),
@@ -135,21 +137,84 @@ class Session:
         self.seam = seam
         self.prefix = prefix
         self._text = AnswerText(model.tokenizer, seam.encoder.special_ids)
+        self._idle: list[Tail] = []
+        self._captures = True
+
+    def rest(self, tail: Tail) -> None:
+        """The tail of an answer that is done is kept for the next one, if steps were captured on it."""
+        if tail.step is not None:
+            tail.length = 0
+            self._idle[:] = [tail]
 
     @property
     def entries_per_head(self) -> int:
         """Kept entries per KV head, averaged over all heads of all layers."""
         return round(self.prefix.entries / sum(geometry.kv_heads for geometry in self.prefix.geometry))
 
-    def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
-        """The answer to one question, piece by piece. Raises QuestionError for an empty question or one that does not fit."""
+    def question_ids(self, question: str) -> list[int]:
+        """Token ids of a question behind the document. Raises QuestionError for an empty one or one that does not fit."""
         ids = self.seam.question_ids(question)
         self.room(len(ids), 1)
-        return Stream(self, Tail(), question, ids, check_sampling(sampling), [])
+        return ids
+
+    def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
+        """The answer to one question, piece by piece. Raises QuestionError for an empty question or one that does not fit."""
+        ids = self.question_ids(question)
+        sampling = check_sampling(sampling)
+        return Stream(self, self._idle.pop() if self._idle else Tail(), question, ids, sampling, [])
 
     def ask(self, question: str, sampling: Sampling | None = None) -> Answer:
         """The whole answer to one question."""
         return self.stream(question, sampling).result()
+
+    def ask_many(
+        self, questions: Sequence[str], sampling: Sampling | None = None, *, batch_size: int | None = None
+    ) -> Iterator[Answer | QuestionError]:
+        """The answers in the order of the questions, each as if asked alone; up to batch_size questions are answered at once over the one prefix.
+
+        batch_size: None for what fits into memory, at most 64; UsageError below 1. A question that is empty or does not fit gives its QuestionError
+        and leaves the others alone. An answer's seconds are counted from when its question begins to be read.
+        """
+        check_batch_size(batch_size)
+        return self._answers(questions, sampling or Sampling(), batch_size)
+
+    def _answers(
+        self, questions: Sequence[str], sampling: Sampling, batch_size: int | None
+    ) -> Iterator[Answer | QuestionError]:
+        outcomes: dict[int, Answer | QuestionError] = {}
+        asked: list[Asked] = []
+        numbers: list[int] = []
+        for number, question in enumerate(questions):
+            try:
+                ids = self.question_ids(question)
+                limit = self.room(len(ids), sampling.max_new_tokens)
+            except QuestionError as error:
+                outcomes[number] = error
+            else:
+                asked.append(Asked(self.prefix, tuple(ids), sampling, limit))
+                numbers.append(number)
+        given = 0
+        for row in answer_all(self.model, asked, batch_size):
+            number = numbers[row.number]
+            outcomes[number] = self._answer(questions[number], row)
+            while given in outcomes:
+                yield outcomes.pop(given)
+                given += 1
+        for number in sorted(outcomes):
+            yield outcomes[number]
+
+    def _answer(self, question: str, row: Row) -> Answer:
+        return Answer(
+            question,
+            self.text(row.tokens).strip(),
+            self.prefix.n,
+            self.entries_per_head,
+            len(row.asked.ids),
+            len(row.tokens),
+            row.first - row.started,
+            row.ended - row.started,
+            row.stopped,
+        )
 
     def chat(self) -> Chat:
         """A conversation over the document: each turn sees the turns before it."""
@@ -189,6 +254,27 @@ class Session:
             )
         tail.length += len(ids)
         return logits[0, -1]
+
+    def tokens(self, logits: Tensor, tail: Tail, sampling: Sampling, limit: int, pending: list[int]) -> Iterator[int]:
+        """The tokens of an answer that begins with one chosen from `logits`, without end; limit: as many as will be asked for. Each is put into the
+        tail when the next one is asked for, which empties `pending`. On a GPU the steps behind the first token are captured."""
+        choose = Chooser(sampling)
+        token = choose(logits)
+        yield token
+        self._captures = self._captures and captures(self.model)
+        if limit >= WORTH_CAPTURING and self._captures:
+            from dropkv.decode.captured import tokens_behind
+
+            drawn = None if sampling.temperature == 0 else draws(sampling, limit)
+            for following in tokens_behind(self.model, self.prefix, tail, token, sampling, drawn, limit):
+                pending.clear()
+                yield following
+            self._captures = False  # it has ended at once
+        while True:
+            logits = self.forward([token], tail)
+            pending.clear()
+            token = choose(logits)
+            yield token
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decoded answer tokens: special tokens are left out, and so are bytes at the end that are not yet a character."""
@@ -232,6 +318,7 @@ class Chat:
             raise QuestionError(
                 "turns are what the `turns` of a conversation holds, or what transcripts.read_turns gives"
             )
+        turns = tuple(turns)  # they may be our own, which are about to be forgotten
         ids: list[int] = []
         for number, turn in enumerate(turns):
             ids += [*self._asked(turn.question, first=number == 0), *turn.tokens]
@@ -246,27 +333,3 @@ class Chat:
     def _asked(self, question: str, *, first: bool) -> list[int]:
         seam = self.session.seam
         return seam.question_ids(question) if first else seam.follow_up_ids(question)
-
-
-class Chooser:
-    """Picks the next token: greedy at temperature 0, else from the nucleus of the tempered distribution, on the CPU so that a seed means the
-    same on every device."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        self._sampling = sampling
-        self._generator = torch.Generator()
-        if sampling.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(sampling.seed)
-
-    def __call__(self, logits: Tensor) -> int:
-        """The chosen id for logits [vocabulary]."""
-        if self._sampling.temperature == 0:
-            return int(logits.argmax())
-        shares, ids = torch.softmax(logits.double().cpu() / self._sampling.temperature, dim=-1).sort(
-            descending=True, stable=True
-        )
-        before = shares.cumsum(0) - shares
-        shares = shares.masked_fill(before >= self._sampling.top_p, 0)  # the likeliest token always stays
-        return int(ids[torch.multinomial(shares, 1, generator=self._generator)])

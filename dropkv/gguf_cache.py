@@ -1,7 +1,8 @@
 """Converted copies of small GGUF models, so that only the first start pays for the conversion.
 
 A copy is the same float32 weights as safetensors, with config and tokenizer, in a folder named by the GGUF's content
-and the transformers release that converted it. It is never needed: whatever goes wrong here, the GGUF itself is read.
+and the transformers release that converted it. It is never needed: whatever goes wrong here, the GGUF itself is read, and a note says
+that every start will do so.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dropkv.digests import digest_file
+from formats.errors import printable, show_path
+
+Note = Callable[[str], None]  # is told in one line what a user should know
 
 LAYOUT = "converted-1"  # raise when what a copy holds changes
 LIMIT_BYTES = 256 << 20  # larger GGUFs are read directly: their copies would fill disks
@@ -23,8 +28,14 @@ LIST = "complete.json"  # sizes and digests of the files of a copy; written last
 STALE_SECONDS = 3600  # an unfinished copy older than this was left by a killed process
 
 
-def cache_root() -> Path | None:
-    """DROPKV_CACHE (empty: no cache), else XDG_CACHE_HOME/dropkv, else ~/.cache/dropkv; None for no cache or no home."""
+def ignore(text: str) -> None:
+    """For `note`: nobody is told."""
+
+
+def cache_root(note: Note = ignore) -> Path | None:
+    """DROPKV_CACHE (empty: no cache), else XDG_CACHE_HOME/dropkv, else ~/.cache/dropkv; None for no cache or no home, of which the
+    latter is told to `note`.
+    """
     chosen = os.environ.get("DROPKV_CACHE")
     if chosen == "":
         return None
@@ -33,16 +44,16 @@ def cache_root() -> Path | None:
             return Path(chosen).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dropkv"
     except RuntimeError:
+        note(_lost(printable(chosen or "~"), "there is no such home"))
         return None
 
 
-def copy_folder(gguf: Path) -> Path | None:
+def copy_folder(gguf: Path, note: Note = ignore) -> Path | None:
     """Where the copy of this GGUF belongs, whether or not it is there; None when it should not be cached."""
     from transformers import __version__
 
-    root = cache_root()
     try:
-        if root is None or gguf.stat().st_size > LIMIT_BYTES:
+        if gguf.stat().st_size > LIMIT_BYTES or (root := cache_root(note)) is None:
             return None
         return root / LAYOUT / f"{digest_file(gguf)}-{__version__}"
     except OSError:
@@ -61,8 +72,8 @@ def is_valid(folder: Path) -> bool:
         return False
 
 
-def store(folder: Path, network: Any, tokenizer: Any) -> None:
-    """Write a copy, whole or not at all; silent when there is no room or no permission."""
+def store(folder: Path, network: Any, tokenizer: Any, note: Note = ignore) -> None:
+    """Write a copy, whole or not at all; `note` is told when there is no room or no permission."""
     parent = folder.parent
     unfinished: str | None = None
     try:
@@ -70,15 +81,24 @@ def store(folder: Path, network: Any, tokenizer: Any) -> None:
         _clean(parent, folder)
         needed = sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
         if shutil.disk_usage(parent).free < 2 * needed:
+            note(_lost(show_path(folder.parent.parent), f"{(2 * needed >> 20) + 1:,} MiB have to be free"))
             return
         unfinished = tempfile.mkdtemp(prefix=f".unfinished-{os.getpid()}-", dir=parent)
         _write(Path(unfinished), network, tokenizer)
-        os.rename(unfinished, folder)  # fails when another process was first, which is as good
-    except OSError:
-        pass
+        os.rename(unfinished, folder)
+    except OSError as error:
+        if not is_valid(folder):  # another process may have been first
+            note(_lost(show_path(folder.parent.parent), (error.strerror or str(error)).lower()))
     finally:
         if unfinished is not None:
             shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _lost(root: str, reason: str) -> str:
+    return (
+        f"note: the converted model cannot be kept in {root} ({reason}), so every start converts it anew; "
+        f"name another folder with DROPKV_CACHE, or set it empty to be without"
+    )
 
 
 def _write(folder: Path, network: Any, tokenizer: Any) -> None:

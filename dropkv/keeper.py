@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dropkv.budgets import Kept
+from dropkv.kernels.dispatch import gather_on_gpu
 from dropkv.methods import Choice, LayerContext, LayerScores, Method
 from dropkv.models import LayerGeometry
 from formats import LayerEntries
@@ -56,6 +57,9 @@ class Keeper:
 
 def take(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEntries:
     """Copy the kept entries of k [kv_heads, n, d_k] and v [kv_heads, n, d_v] out in file order: head after head, ascending admit."""
+    gathered = gather_on_gpu(k, v, chosen, scores)
+    if gathered is not None:
+        return gathered
     heads = torch.repeat_interleave(torch.arange(k.shape[0], device=k.device), chosen.counts)
     offsets = torch.zeros(k.shape[0] + 1, dtype=torch.int32, device=k.device)
     offsets[1:] = chosen.counts.cumsum(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
@@ -17,7 +18,7 @@ from dropkv.checkpoints import name_in_file
 from dropkv.compression import Compression, compress_document, summary
 from dropkv.devices import wait_for
 from dropkv.documents import Document, read_document
-from dropkv.errors import DocumentError, IdentityError, ModelError, UsageError
+from dropkv.errors import DocumentError, IdentityError, ModelError, QuestionError, UsageError
 from dropkv.generate import Answer, Chat, Session, Stream
 from dropkv.hub.fetch import for_questions
 from dropkv.identity import check
@@ -101,7 +102,21 @@ class KVFile:
         """
         if isinstance(question, str):
             return self.session.ask(question, sampling)
-        return [self.session.ask(one, sampling) for one in question_list(question)]
+        questions = question_list(question)
+        for one in questions:
+            self.session.question_ids(one)
+        return [answer for answer in self.ask_many(questions, sampling) if isinstance(answer, Answer)]
+
+    def ask_many(
+        self, questions: Iterable[str], sampling: Sampling | None = None, *, batch_size: int | None = None
+    ) -> Iterator[Answer | QuestionError]:
+        """The answers to many questions as they are ready, in the order of the questions; several are answered at once over the one document,
+        which is in memory once.
+
+        batch_size: so many at once, None for what fits into memory (at most 64). A question that is empty, no text or does not fit gives its
+        QuestionError in place of an answer. Raises UsageError for a batch size below 1.
+        """
+        return self.session.ask_many(list(questions), sampling, batch_size=batch_size)
 
     def stream(self, question: str, sampling: Sampling | None = None) -> Stream:
         """The answer as an iterator of pieces of text, as they are generated; its `.answer` is set at the end.
@@ -238,13 +253,23 @@ def open_file(path: Place, *, budget: float | int | None = None) -> OpenedFile:
 
 
 def load_for(
-    header: Header, model: str | None, *, revision: str | None = None, dtype: str = "auto", device: str = "auto"
+    header: Header,
+    model: str | None,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    note: Callable[[str], None] = lambda text: None,
 ) -> Model:
-    """Load the model a file names, or the one given. Raises ModelError for a file made from a local folder when none is given."""
+    """Load the model a file names, or the one given; note as for `load_model`.
+
+    Raises ModelError for a file made from a local folder when none is given.
+    """
     identity = header.metadata.model
     return load_model(
         name_in_file(identity.id, identity.source, revision or identity.revision) if model is None else model,
         revision=revision or (identity.revision if model is None else None),
         dtype=dtype,
         device=device,
+        note=note,
     )

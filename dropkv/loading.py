@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dropkv import gguf_cache
 from dropkv.checkpoints import Checkpoint
-from dropkv.errors import ModelError
+from dropkv.errors import MORE_MEMORY, ModelError, out_of_memory
 from dropkv.quiet import quiet
 
 if TYPE_CHECKING:
@@ -90,15 +90,18 @@ def load_checkpoint(
     check: Callable[[Any], None],
     *,
     named: bool = True,
+    note: gguf_cache.Note = gguf_cache.ignore,
 ) -> tuple[Any, Any]:
     """Network (evaluation mode, no gradients) and tokenizer.
 
     dtype: "auto" or a name of torch. devices: the one to load onto, or the GPUs to spread over; unless `named`, only as many as are needed.
-    check: raises for a config that cannot be served, before weights are read. Raises ModelError.
+    check: raises for a config that cannot be served, before weights are read. note: is told in a line when a converted copy cannot be kept.
+    Raises ModelError.
     """
     device = devices[0]
     folder, gguf = checkpoint.folder, checkpoint.gguf
-    copy = gguf_cache.copy_folder(folder / gguf) if gguf else None
+    notes: list[str] = []  # told when standard error can be seen again
+    copy = gguf_cache.copy_folder(folder / gguf, notes.append) if gguf else None
     if copy is not None and gguf_cache.is_valid(copy):
         folder, gguf, copy = copy, None, None
     config = read_config(folder, gguf, checkpoint.id)
@@ -110,11 +113,13 @@ def load_checkpoint(
         if copy is not None:
             # Converted in float32 so that the copy is exact whatever was asked for now.
             network = _network(folder, gguf, config, _dtype("float32", config, device), {}, checkpoint.id)
-            gguf_cache.store(copy, network, tokenizer)
+            gguf_cache.store(copy, network, tokenizer, notes.append)
             network.to(device=device, dtype=final)
         else:
             place = _place(checkpoint, config, final, devices, named)
             network = _network(folder, gguf, config, final, place, checkpoint.id)
+    for line in notes:
+        note(line)
     return network.eval().requires_grad_(False), tokenizer
 
 
@@ -188,6 +193,8 @@ def _tokenizer(folder: Path, gguf: str | None, checkpoint: Checkpoint) -> Any:
     try:
         tokenizer = maker.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **_gguf(gguf))
     except Exception as error:
+        if out_of_memory(error):
+            raise
         raise ModelError(
             f"{name}: its tokenizer cannot be loaded ({_first_line(error)}); put tokenizer.json beside its config.json"
         ) from error
@@ -226,6 +233,8 @@ def _naming(name: str, quantized: str | None = None) -> Iterator[None]:
             raise ModelError(
                 f"{name}: does not fit into the GPU's memory; use --device cpu or a smaller model"
             ) from error
+        if out_of_memory(error):
+            raise ModelError(f"{name}: does not fit into memory; {MORE_MEMORY}") from error
         if quantized is not None:
             raise ModelError(
                 f"{name}: its quantised weights ({quantized}) cannot be loaded here ({_first_line(error)}); "

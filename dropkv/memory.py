@@ -63,6 +63,13 @@ def available_memory(device: torch.device) -> int | None:
     return free_now + held if limit is None else min(free_now + held, limit)
 
 
+def spare_memory(device: torch.device) -> int | None:
+    """Bytes that this process may still take; None where the system does not tell."""
+    whole = available_memory(device)
+    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else _status("VmRSS")
+    return None if whole is None or held is None else max(0, whole - held)
+
+
 def _group_limit() -> int | None:
     """The limit of a container, if there is one."""
     with suppress(OSError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -87,13 +88,20 @@ class Model:
 
 
 def load_model(
-    name: str | os.PathLike[str] = BUNDLED, *, revision: str | None = None, dtype: str = "auto", device: str = "auto"
+    name: str | os.PathLike[str] = BUNDLED,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    note: Callable[[str], None] = lambda text: None,
 ) -> Model:
     """Load the model called `name` (alias, Hub id, folder, GGUF file) in evaluation mode.
 
     dtype "auto": float32 on a CPU, on CUDA the checkpoint's own 16-bit type or bfloat16. device "auto": the first GPU if
     the weights leave room on it, else spread over all GPUs with the rest in host memory; without a GPU the CPU.
-    "cuda:0,cuda:1" spreads over these. Raises ModelError when it cannot be found, loaded or served, UsageError for an unknown dtype or device.
+    "cuda:0,cuda:1" spreads over these. note: is told in one line what a user should know beside the result.
+
+    Raises ModelError when it cannot be found, loaded or served, UsageError for an unknown dtype or device.
     """
     name = _name(name)
     wanted = _dtype_name(dtype)
@@ -107,7 +115,7 @@ def load_model(
 
     checkpoint = find_checkpoint(name, revision, lambda folder: check(read_config(folder, None, name)))
     attention.register()
-    network, tokenizer = load_checkpoint(checkpoint, wanted, places, check, named=device != "auto")
+    network, tokenizer = load_checkpoint(checkpoint, wanted, places, check, named=device != "auto", note=note)
     return _finish(network, tokenizer, checkpoint)
 
 

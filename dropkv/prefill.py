@@ -20,12 +20,13 @@ from dropkv.attention import run_decoder, run_logits, sliced_layers
 from dropkv.devices import wait_for
 from dropkv.errors import DocumentError, ModelError
 from dropkv.fidelity import HeldOut, Predictions
+from dropkv.footprint import footprint, slice_for
 from dropkv.keeper import Keeper
 from dropkv.methods import Method
 from dropkv.models import Model
 from dropkv.observers import Observation, Probe
 from dropkv.prefill_run import PrefillRun, Progress, Reader
-from dropkv.spans import SLICE, plan_spans
+from dropkv.spans import Cuts
 from formats import LayerEntries
 
 
@@ -59,7 +60,8 @@ def prefill(
     kept: int,
     *,
     seed: int = 0,
-    slice_tokens: int = SLICE,
+    slice_tokens: int | None = None,
+    fused: bool | None = None,
     progress: Progress | None = None,
     held: HeldOut | None = None,
 ) -> Prefilled:
@@ -70,7 +72,15 @@ def prefill(
     """
     keeper = Keeper(method, kept, len(document), model.geometry)
     reading = read(
-        model, document, observation, keeper, seed=seed, slice_tokens=slice_tokens, progress=progress, held=held
+        model,
+        document,
+        observation,
+        keeper,
+        seed=seed,
+        slice_tokens=slice_tokens,
+        fused=fused,
+        progress=progress,
+        held=held,
     )
     return Prefilled(keeper.finish(), reading.prefill, reading.score, reading.held, reading.predictions)
 
@@ -82,12 +92,16 @@ def read(
     reader: Reader,
     *,
     seed: int = 0,
-    slice_tokens: int = SLICE,
+    slice_tokens: int | None = None,
+    fused: bool | None = None,
     progress: Progress | None = None,
     held: HeldOut | None = None,
 ) -> Reading:
     """Run the model over `document` (ids, template head included), its probes and the held-out text once; every layer goes to `reader` with
     its scores.
+
+    slice_tokens: what a layer computes at once, None for as much as memory has room for. fused: whether probes go through the fused kernels in
+    groups; None for where they can, on a GPU.
 
     Probes and held-out text are placed at position n. Raises DocumentError when n + the longest of them leaves the document's RoPE regime,
     ModelError when a layer of the network bypasses the seam, or when keys, values or scores are not finite.
@@ -96,7 +110,15 @@ def read(
         probe = Probe(held.ids, (0, len(document)), (), observing=0)
         observation = replace(observation, probes=(*observation.probes, probe))
     return read_together(
-        model, [document], [observation], reader, seeds=[seed], slice_tokens=slice_tokens, progress=progress, held=held
+        model,
+        [document],
+        [observation],
+        reader,
+        seeds=[seed],
+        slice_tokens=slice_tokens,
+        fused=fused,
+        progress=progress,
+        held=held,
     )
 
 
@@ -107,7 +129,8 @@ def read_together(
     reader: Reader,
     *,
     seeds: Sequence[int],
-    slice_tokens: int = SLICE,
+    slice_tokens: int | None = None,
+    fused: bool | None = None,
     progress: Progress | None = None,
     held: HeldOut | None = None,
 ) -> Reading:
@@ -126,7 +149,7 @@ def read_together(
             f"{n} tokens and {observation.longest_probe} of an observer do not fit into the {regime.up_to} positions that {model.id} has "
             f"for them: use a shorter document or a smaller --chunk"
         )
-    spans = plan_spans(n, observation.probes, slice_tokens)
+    on_gpu = model.device.type == "cuda" if fused is None else fused
     sequences = [
         [*document, *(token for probe in own.probes for token in probe.ids)]
         for document, own in zip(documents, observations, strict=True)
@@ -134,28 +157,30 @@ def read_together(
     places = list(range(n)) + [n + offset for probe in observation.probes for offset in range(len(probe.ids))]
     ids = torch.tensor(sequences, device=model.device)
     positions = torch.tensor([places], device=model.device).expand(len(documents), -1)
-    run = PrefillRun(model.network, model.geometry, n, spans, observation, reader, seeds, progress, regime)
+    if slice_tokens is None:
+        needed = footprint(model, n, observation, held, methods=reader.methods, documents=len(documents))
+        slice_tokens = slice_for(model, needed)
+    cuts = Cuts(n, observation.probes, slice_tokens, together=on_gpu)
+    run = PrefillRun(model.network, model.geometry, n, observation, reader, seeds, progress, regime, fused=fused)
+    rows = len(held.ids) if held is not None else 1  # hidden states that anything is made of
     predictions: Predictions | None = None
     started = time.perf_counter()
-    with (
-        torch.inference_mode(),
-        sliced_layers(model.network, [(span.start, span.stop) for span in spans], run.enter, run.leave),
-    ):
+    with torch.inference_mode(), sliced_layers(model.network, cuts, run.enter, run.leave, rows):
         if held is None:
             run_decoder(model.network, ids, positions, run)
         else:
-            rows = torch.tensor(held.rows(ids.shape[1] - len(held.ids)), device=model.device)
-            predictions = held.predictions(run_logits(model.network, ids, positions, run, keep=rows)[0])
+            predicted = torch.tensor(held.rows(0), device=model.device)
+            logits = run_logits(model.network, ids, positions, run, keep=predicted)
+            predictions = held.predictions(logits[0])
+            run.holding.stop(model.devices[-1])
     wait_for(model.devices)
-    ended = time.perf_counter()
-    if held is not None:
-        run.held_seconds += ended - run.left
+    seconds = time.perf_counter() - started
     if run.done != len(model.geometry):
         raise ModelError(
             f"only {run.done} of {len(model.geometry)} layers of {model.id} passed through dropkv: use another model"
         )
-    prefill_seconds = ended - started - run.score_seconds - run.held_seconds
-    return Reading(prefill_seconds, run.score_seconds, run.held_seconds, predictions)
+    score, holding = run.scoring.seconds(), run.holding.seconds()
+    return Reading(seconds - score - holding, score, holding, predictions)
 
 
 def _shape(observation: Observation) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -11,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from dropkv.attention import LayerDone, output_projection, rotation
-from dropkv.devices import wait_for
+from dropkv.clock import Clock
 from dropkv.errors import ModelError
-from dropkv.kernels.causal import causal_attention
+from dropkv.kernels.causal import attend_behind, causal_attention, fused_on_gpu
 from dropkv.kernels.probe import probe_attention
 from dropkv.kernels.score import Observed
 from dropkv.methods import Gathered, LayerContext, LayerScores, Method, observe_all, score_all
 from dropkv.models import LayerGeometry
 from dropkv.observers import Observation, Probe
 from dropkv.queries import Queries
+from dropkv.replays import FusedProbes
 from dropkv.rope import Regime
 from dropkv.spans import Span, range_of
 
@@ -49,17 +49,17 @@ class PrefillRun:
         network: nn.Module,
         geometry: Sequence[LayerGeometry],
         n: int,
-        spans: Sequence[Span],
         observation: Observation,
         reader: Reader,
         seeds: Sequence[int],
         progress: Progress | None,
         regime: Regime,
+        *,
+        fused: bool | None = None,
     ) -> None:
         self.network = network
         self.geometry = geometry
         self.n = n
-        self.spans = spans
         self.observation = observation
         self.reader = reader
         self.methods = tuple(reader.methods)
@@ -67,12 +67,10 @@ class PrefillRun:
         self.progress = progress
         self.regime = regime
         self.done = 0
-        self.score_seconds = 0.0
-        self.held_seconds = 0.0
-        self.left = 0.0  # when the last layer was done
+        self.scoring, self.holding = Clock(), Clock()
         self._needs = frozenset[str]().union(*(method.needs for method in self.methods))
-        self._span = spans[0]
-        self._held_since = 0.0
+        self._fused = FusedProbes(self.methods, forced=fused)
+        self._span = Span(0, 0)
         self._seen: set[int] = set()
         self._k: Tensor | None = None
         self._v: Tensor | None = None
@@ -85,11 +83,11 @@ class PrefillRun:
         self._gathered = [Gathered() for _ in self.methods]
         self._context: LayerContext | None = None
 
-    def enter(self, layer: int, number: int) -> None:
-        """A layer is about to compute slice `number`."""
-        self._span = self.spans[number]
-        if self._holding:
-            self._held_since = self._now()
+    def enter(self, layer: int, span: Span) -> None:
+        """A layer is about to compute a span."""
+        self._span = span
+        if self._holding and self._k is not None:
+            self.holding.start(self._k.device)
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
@@ -101,17 +99,16 @@ class PrefillRun:
         self._constants = (scale, softcap)
         reach = self._reach(layer, window)
         queries, keys, values = (part.flatten(0, 1) for part in (q, k, v))
-        if self._span.probe is not None:
-            out = self._probe(layer, self._span.probe, queries, keys, values, reach)
+        if self._span.probes:
+            out = self._probes(layer, queries, keys, values, reach)
             return out.view(*q.shape[:2], *out.shape[1:])
         start, stop = self._span.start, self._span.stop
         buffer_k, buffer_v = self._buffers(keys, values)
         buffer_k[:, start:stop] = keys
         buffer_v[:, start:stop] = values
         if self.geometry[layer].kind == "full":
-            started = time.perf_counter()
-            self._queries.add(queries, buffer_k[:, :stop], scale, softcap, partial(self._rotation, layer))
-            self.score_seconds += time.perf_counter() - started
+            with self.scoring.part(q.device):
+                self._queries.add(queries, buffer_k[:, :stop], scale, softcap, partial(self._rotation, layer))
         if layer == len(self.geometry) - 1:
             raise LayerDone  # nothing follows: keys, values and queries are all that is needed
         out = causal_attention(
@@ -124,49 +121,67 @@ class PrefillRun:
         if layer not in self._seen or self._k is None or self._v is None:
             raise ModelError(f"layer {layer} did not hand its attention to dropkv: use another model")
         if self._holding:
-            self.held_seconds += self._now() - self._held_since
-        started = time.perf_counter()
-        geometry = self.geometry[layer]
-        k, v = self._k[:, : self.n], self._v[:, : self.n]
-        if not bool(torch.isfinite(k).all() & torch.isfinite(v).all()):
-            raise ModelError(
-                f"layer {layer} computed keys or values that are not finite: nothing was written, use another --dtype"
-            )
-        if geometry.kind == "sliding":
-            self.reader.sliding(layer, k, v)
-        else:
-            context = self._observed_context(layer)
-            scores = score_all(self.methods, context, [gathered.scores() for gathered in self._gathered])
-            if scores and not bool(torch.isfinite(torch.stack([one.raw for one in scores])).all()):
-                raise ModelError(
-                    f"layer {layer} has scores that are not finite: nothing was written, use another --dtype"
-                )
-            self.reader.full(layer, context, scores)
+            self.holding.stop(self._k.device)
+        with self.scoring.part(self._k.device):
+            self._hand_over(layer, self._k[:, : self.n], self._v[:, : self.n])
+        if self._holding and layer == len(self.geometry) - 1:
+            self.holding.start(self._k.device)  # what follows the layers is done for the held-out text alone
         self.done += 1
         self._forget()
-        if layer + 1 < len(self.geometry) and self.geometry[layer + 1] != geometry:
+        if layer + 1 < len(self.geometry) and self.geometry[layer + 1] != self.geometry[layer]:
             self._k = self._v = None
-        self.left = time.perf_counter()
-        self.score_seconds += self.left - started
         if self.progress is not None:
             self.progress(layer + 1, len(self.geometry))
 
+    def _hand_over(self, layer: int, k: Tensor, v: Tensor) -> None:
+        if not _finite(k, v):
+            raise ModelError(
+                f"layer {layer} computed keys or values that are not finite: nothing was written, use another --dtype"
+            )
+        if self.geometry[layer].kind == "sliding":
+            self.reader.sliding(layer, k, v)
+            return
+        context = self._observed_context(layer)
+        scores = score_all(self.methods, context, [gathered.scores() for gathered in self._gathered])
+        if scores and not bool(torch.isfinite(torch.stack([one.raw for one in scores])).all()):
+            raise ModelError(f"layer {layer} has scores that are not finite: nothing was written, use another --dtype")
+        self.reader.full(layer, context, scores)
+
     @property
     def _holding(self) -> bool:
-        """Whether the current slice is the held-out text; it is the last one of a layer."""
-        return self._span.probe is not None and self._span.probe.observing == 0
+        """Whether the current span is the held-out text; it is the last one of a layer."""
+        return any(probe.observing == 0 for probe in self._span.probes)
 
-    def _now(self) -> float:
-        """The time, with the device's work before it done, so that the held-out text's share is its own."""
-        if self._k is not None:
-            wait_for([self._k.device])
-        return time.perf_counter()
+    def _probes(self, layer: int, q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
+        """Attention of the span's probes over the document keys they see and themselves; what they contribute goes into the layer's scores."""
+        scale, softcap = self._constants
+        document_k, document_v = (part[:, : self.n] for part in self._buffers(k, v))
+        if self._holding:  # in the last layer too: predictions follow
+            if reach is None and softcap is None and fused_on_gpu(q, v):
+                return attend_behind(q, document_k, document_v, k, v, scale)
+            return self._probe(layer, self._span.probes[0], q, k, v, reach)
+        with self.scoring.part(q.device):
+            if self._fused.serve(self.geometry[layer], self._span, q, softcap):
+                out, scores = self._fused.attend(self._span, q, document_k, document_v, k, v, scale)
+                self._gather(scores, 0)
+            else:
+                out = self._one_by_one(layer, q, k, v, reach)
+        if layer == len(self.geometry) - 1:
+            raise LayerDone
+        return out
+
+    def _one_by_one(self, layer: int, q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
+        outputs, start = [], 0
+        for probe in self._span.probes:
+            own = slice(start, start + len(probe.ids))
+            outputs.append(self._probe(layer, probe, q[:, own], k[:, own], v[:, own], reach))
+            start = own.stop
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def _probe(self, layer: int, probe: Probe, q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
-        """Attention of a probe's tokens over the document keys it sees and itself; their contributions go into the layer's scores."""
+        """The same of one probe, by the methods' own formulas."""
         buffer_k, buffer_v = self._buffers(k, v)
         scale, softcap = self._constants
-        started = time.perf_counter()
         first, last = probe.scored
         keys = torch.cat([*(buffer_k[:, start:stop] for start, stop in (probe.scored, *probe.seen)), k], dim=1)
         values = torch.cat([*(buffer_v[:, start:stop] for start, stop in (probe.scored, *probe.seen)), v], dim=1)
@@ -174,8 +189,7 @@ class PrefillRun:
         if reach is not None:
             places = [*range_of((probe.scored, *probe.seen)), *range(self.n, self.n + q.shape[1])]
             positions = torch.tensor(places, device=q.device)
-        observers = [index for index, method in enumerate(self.methods) if method.observed is not None]
-        methods = [self.methods[index] for index in observers]
+        methods = [method for method in self.methods if method.observed is not None]
         wanted = bool(methods) and self.geometry[layer].kind == "full" and not self._holding
         projected = wanted and any(method.projected for method in methods)
 
@@ -195,14 +209,14 @@ class PrefillRun:
             observing=probe.observing,
             roots=self._observed_context(layer).roots if projected else None,
         )
-        for index, part in zip(observers, scores or (), strict=False):
-            self._gathered[index].add(part, first, self.n)
-        if self._holding:
-            return outputs  # in the last layer too: predictions follow
-        self.score_seconds += time.perf_counter() - started
-        if layer == len(self.geometry) - 1:
-            raise LayerDone
+        self._gather(scores or (), first)
         return outputs
+
+    def _gather(self, scores: Sequence[LayerScores], first: int) -> None:
+        """Take in scores of the keys from `first` on, one for each method that observes."""
+        observers = (index for index, method in enumerate(self.methods) if method.observed is not None)
+        for index, part in zip(observers, scores, strict=False):
+            self._gathered[index].add(part, first, self.n)
 
     def _observed_context(self, layer: int) -> LayerContext:
         """The layer as methods see it; its document slices have all run."""
@@ -244,3 +258,9 @@ class PrefillRun:
         if reach is not None and window is not None and window != reach:
             raise ModelError(f"layer {layer} slides over {window} tokens, its config says {reach}: use another model")
         return reach
+
+
+def _finite(*parts: Tensor) -> bool:
+    """Whether all numbers are finite: so when their sum is; else each is looked at, since sums can overflow. Asks the device once."""
+    total = torch.stack([part.sum(dtype=torch.promote_types(part.dtype, torch.float32)) for part in parts]).sum()
+    return bool(torch.isfinite(total)) or all(bool(torch.isfinite(part).all()) for part in parts)

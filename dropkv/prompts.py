@@ -104,6 +104,18 @@ class Seam:
         self._refuse_nothing(ids, [])
         return before + ids + self.encoder.template(last)
 
+    def answer_ids(self, text: str) -> list[int]:
+        """Token ids of an answer that was given before, of which only the text is known: as the model would have written it.
+
+        They may differ from those the model chose, since one text can be spelled in several ways.
+        """
+        text = text.replace("\r\n", "\n").strip()
+        if not text:
+            return []
+        if self.encoder.adds_space and self.pieces.space == " ":
+            return self.encoder.foreign(text, after_space=True)
+        return self.encoder.foreign(self.pieces.space + text)
+
     def _refuse_nothing(self, ids: list[int], without: list[int]) -> None:
         """A tokenizer may drop characters, such as control characters: what is left of the question must be one."""
         if ids == without:

@@ -32,15 +32,16 @@ class Queries:
         self._seen = 0
 
     def add(self, q: Tensor, k: Tensor, scale: float, softcap: float | None, rotation: Rotation) -> None:
-        """The next slice's queries [heads, s, d] and the keys so far [kv_heads, stop, d]."""
+        """The next slice's queries [heads, s, d] and the keys so far [kv_heads, stop, d]. A slice that is computed again is passed over."""
         start, stop = self._seen, k.shape[1]
-        self._seen = stop
+        if stop <= start:
+            return
         first = self.n - self.last  # the window may lie in two slices
-        if stop > first:
-            self._window.append(q[:, max(0, first - start) :].clone())
+        window = q[:, max(0, first - start) :].clone() if stop > first else None
         if "all queries" in self.needs:
-            window = Window(_grouped(q, len(k)), k, k[..., :0], scale, softcap)
-            received = score_blocks(window, lambda block: block.probability())
+            received = score_blocks(
+                Window(_grouped(q, len(k)), k, k[..., :0], scale, softcap), lambda block: block.probability()
+            )
             if self.attention is None:
                 self.attention = received.new_zeros((len(k), self.n))
             self.attention[:, :stop] += received
@@ -49,6 +50,9 @@ class Queries:
             line = torch.arange(start + skip, stop, device=q.device)
             if len(line):
                 self._moments.add(unrotate(q[:, skip:], *rotation(line)))
+        if window is not None:
+            self._window.append(window)
+        self._seen = stop  # nothing has failed for want of memory
 
     def window(self, k: Tensor, heads: int) -> Tensor:
         """The window's queries [kv_heads, G, m, d], of keys k [kv_heads, n, d]; m is 0 where probes observe."""

@@ -12,6 +12,11 @@ from formats.errors import printable
 from formats.grids import KINDS
 
 OBSERVERS = ("replay", "tail", "question:TEXT", "questions:FILE")
+MOST = 1 << 30  # tokens, more than any document has
+EXAMPLES = {
+    "question": "question:TEXT, such as 'question:Who is the killer?'",
+    "questions": "questions:FILE, the name of a file with one on each line",
+}
 KV_DTYPES = ("same", *KINDS)
 ZSTD_LEVELS = codecs.LEVELS
 KINDS_OF: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "None": (type(None),)}
@@ -58,7 +63,9 @@ class CompressSettings:
         if self.zstd is not None and (type(self.zstd) is not int or not low <= self.zstd <= high):
             raise UsageError(f"zstd level {self.zstd!r} is out of range: use a whole number from {low} to {high}")
         kind, _, rest = self.observe.partition(":")
-        if self.observe not in ("replay", "tail") and not (kind in ("question", "questions") and rest.strip()):
+        if kind in EXAMPLES and not rest.strip():
+            raise UsageError(f"observer {self.observe!r} has nothing behind its colon: write {EXAMPLES[kind]}")
+        if self.observe not in ("replay", "tail") and kind not in EXAMPLES:
             raise UsageError(f"unknown observer {self.observe!r}: use one of {', '.join(OBSERVERS)}")
         if self.window < 1:
             raise UsageError(f"a window of {self.window} queries observes nothing: use --window 1 or more")
@@ -68,6 +75,8 @@ class CompressSettings:
             raise UsageError(
                 f"alpha {self.alpha} is no share: use --alpha between 0 (the layer's best) and 1 (uniform)"
             )
+        if max(self.window, self.chunk, self.pool or 0) > MOST:
+            raise UsageError(f"--window, --chunk and --pool count tokens: use at most {MOST:,}")
         if self.chunk < 1:
             raise UsageError(f"chunks of {self.chunk} tokens repeat nothing: use --chunk 1 or more")
 
@@ -113,6 +122,12 @@ class Sampling:
             raise UsageError(f"temperature {self.temperature} is out of range: use 0 (greedy) or a positive number")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top-p {self.top_p} is out of range: use a share above 0 and at most 1")
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Raise UsageError unless it is None or a whole number >= 1."""
+    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+        raise UsageError(f"a batch of {batch_size!r} questions answers none: use --batch-size 1 or more")
 
 
 def check_sampling(sampling: Sampling | None) -> Sampling:

@@ -26,7 +26,8 @@ PROBES = (
 class Pieces:
     """Texts around what users write: head DOCUMENT opening QUESTION after ANSWER between QUESTION last ANSWER.
 
-    between and last are None when the template has no place for a second question.
+    between and last are None when the template has no place for a second question. space: white space between `after` and an answer,
+    which the model writes itself, and the template for answers that were given before.
     """
 
     head: str
@@ -34,9 +35,10 @@ class Pieces:
     after: str
     between: str | None
     last: str | None
+    space: str = ""
 
 
-PLAIN = Pieces("", "\n\nQuestion: ", "\nAnswer:", "\n\nQuestion: ", "\nAnswer:")  # for models without a template
+PLAIN = Pieces("", "\n\nQuestion: ", "\nAnswer:", "\n\nQuestion: ", "\nAnswer:", " ")  # for models without a template
 
 
 class Template:
@@ -67,8 +69,7 @@ class Template:
             trimmed = {head + text + after for text in (probe, probe.strip(), probe.lstrip(), probe.rstrip())}
             if self._first_turn(probe) not in trimmed:
                 raise self._rewrites(f"does more than trim the user's text (seen with {probe.strip()[:24]!r}...)")
-        between, last = self._second_turn(head)
-        return Pieces(head, "\n\n", after, between, last)
+        return Pieces(head, "\n\n", after, *self._second_turn(head, after))
 
     def _first_turn(self, text: str) -> str:
         try:
@@ -90,7 +91,8 @@ class Template:
             return False
         return True
 
-    def _second_turn(self, head: str) -> tuple[str | None, str | None]:
+    def _second_turn(self, head: str, after: str) -> tuple[str | None, str | None, str]:
+        """between, last and space."""
         first, answer, second = MARKERS
         turns = [("user", first), ("assistant", answer), ("user", second)]
         messages = [{"role": role, "content": text} for role, text in turns]
@@ -103,10 +105,12 @@ class Template:
             if any(rendered.count(marker) != 1 for marker in MARKERS):
                 continue
             before, _, rest = rendered.partition(first)
-            between = rest.partition(answer)[2].partition(second)
+            written, _, rest = rest.partition(answer)
+            between = rest.partition(second)
             if before == head or system is not self.system or not self.system:
-                return between[0], between[2]
-        return None, None
+                space = written[len(after) :] if written.startswith(after) else ""
+                return between[0], between[2], "" if space.strip() else space
+        return None, None, ""
 
     def _render(self, messages: list[dict[str, str]]) -> str:
         text = self.tokenizer.apply_chat_template(

@@ -10,13 +10,15 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dropkv.errors import IdentityError, QuestionError, UsageError
-from dropkv.generate import Session, Turn
 from formats import Metadata
 from formats.errors import naming, printable, show_path
 from formats.temporary import replacing
+
+if TYPE_CHECKING:
+    from dropkv.generate import Session, Turn
 
 VERSION = 1
 SUFFIX = ".jsonl"
@@ -60,6 +62,14 @@ def read_turns(path: str | Path, session: Session, metadata: Metadata) -> list[T
 
     Raises QuestionError for what is none, IdentityError for one about another document or of another tokenizer.
     """
+    head, *lines = read_lines(path)
+    check_head(head, metadata, path)
+    vocabulary = int(session.model.network.get_input_embeddings().weight.shape[0])
+    return [_turn(line, vocabulary, f"{show_path(path)}: line {number}") for number, line in enumerate(lines, 2)]
+
+
+def read_lines(path: str | Path) -> list[dict[str, Any]]:
+    """The head of a transcript and a dictionary for each turn; neither a model nor torch is needed. Raises QuestionError for what is none."""
     if not isinstance(path, str | os.PathLike):
         raise QuestionError(f"{printable(repr(path), 80)}: is no file name: name a file that /save NAME.jsonl wrote")
     shown = show_path(path)
@@ -73,14 +83,19 @@ def read_turns(path: str | Path, session: Session, metadata: Metadata) -> list[T
         raise QuestionError(f"{shown}: is no transcript: name a file that /save NAME.jsonl wrote") from None
     if not lines or not isinstance(lines[0], dict) or lines[0].get(HEAD) != VERSION:
         raise QuestionError(f"{shown}: is no transcript of version {VERSION}: name a file that /save NAME.jsonl wrote")
+    for number, line in enumerate(lines[1:], 2):
+        _parts(line, f"{shown}: line {number}")
+    return lines
+
+
+def check_head(head: dict[str, Any], metadata: Metadata, path: str | Path) -> None:
+    """Raise IdentityError for the head of a transcript that is about another document, or of another tokenizer, than a .kv file."""
     for key, own in _head(metadata).items():
-        if key not in ("document", "model") and lines[0].get(key) != own:
-            found = printable(str(lines[0].get(key)))
+        if key not in ("document", "model") and head.get(key) != own:
+            found = printable(str(head.get(key)))
             raise IdentityError(
-                f"{shown}: its {key.replace('_', ' ')} is {found}, that of the .kv file {own}: use the file it was made with"
+                f"{show_path(path)}: its {key.replace('_', ' ')} is {found}, that of the .kv file {own}: use the file it was made with"
             )
-    vocabulary = int(session.model.network.get_input_embeddings().weight.shape[0])
-    return [_turn(line, vocabulary, f"{shown}: line {number}") for number, line in enumerate(lines[1:], 2)]
 
 
 def _head(metadata: Metadata) -> dict[str, Any]:
@@ -100,12 +115,20 @@ def _line(turn: Turn, answer: str) -> dict[str, Any]:
     return {"question": turn.question, "answer": answer, "tokens": turn.tokens, "stopped": turn.stopped}
 
 
-def _turn(line: Any, vocabulary: int, place: str) -> Turn:
+def _parts(line: Any, place: str) -> tuple[str, list[Any], bool]:
+    """Question, tokens and whether the answer had ended, of a line."""
     question, tokens, stopped = (
         line.get(key) if isinstance(line, dict) else None for key in ("question", "tokens", "stopped")
     )
     if not isinstance(question, str) or not isinstance(tokens, list) or not isinstance(stopped, bool):
         raise QuestionError(f"{place} is no turn with question, tokens and stopped: save the conversation again")
+    return question, tokens, stopped
+
+
+def _turn(line: Any, vocabulary: int, place: str) -> Turn:
+    from dropkv.generate import Turn
+
+    question, tokens, stopped = _parts(line, place)
     if not all(type(token) is int and 0 <= token < vocabulary for token in tokens):
         raise QuestionError(f"{place} has tokens that the model does not know: save the conversation again")
     return Turn(question, tokens, stopped)

@@ -18,6 +18,10 @@ Answers and results go to standard output, all else to standard error; with `--j
 object. Exit codes: 0 done, 1 a failure that its one line explains (a file or model that is missing, damaged, or does not fit), 2 a
 command line that cannot be meant, 130 Ctrl-C.
 
+With `--json` a failure is such an object, too: `error` is what standard error says, `exit` the code it leads to, and beside them stands
+what it is about (`file`, `document`, `question`, ...). When one of several documents or questions fails, the others have their usual
+objects. Ctrl-C, and standard output that cannot be written, leave none.
+
 The default of an option can be set by the variable that stands beside it. Options without one are written where they are meant:
 they are about a single run, or give up a safeguard. An empty variable counts as none. `DROPKV_CACHE` names the folder of converted
 models (empty: none are kept), and `DROPKV_DEBUG=1` shows where an error comes from.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -15,10 +17,23 @@ from dropkv_cli.endings import guarded
 from dropkv_cli.output import safe_streams, say
 from dropkv_cli.shells import complete_files
 from dropkv_cli.variables import blamed, give_variables, misspelt
+from formats.errors import printable
 
 PROGRAM = "dropkv"
 COMPLETING = f"_{PROGRAM.upper()}_COMPLETE"  # set while a shell asks what the Tab key may offer
-VERBS = ("compress", "query", "info", "verify", "shrink", "models", "push", "pull", "bench", "completion")
+VERBS = {  # with what `dropkv --help` says of each, for which nothing is imported
+    "compress": "Read documents once and write one small .kv file for each.",
+    "query": "Answer questions from a .kv file, without the document.",
+    "serve": "Answer questions on .kv files over HTTP, as OpenAI's API does.",
+    "info": "Show what a .kv file holds.",
+    "verify": "Check the structure and all checksums of a .kv file.",
+    "shrink": "Make a smaller .kv file of one, without model or document.",
+    "models": "List the model aliases and whether each is usable offline now.",
+    "push": "Upload a checked .kv file to the Hugging Face Hub.",
+    "pull": "Fetch a .kv file from the Hugging Face Hub and check it.",
+    "bench": "Compare methods on one machine.",
+    "completion": "Print the script for completion at the Tab key.",
+}
 
 
 class Verbs(click.Group):
@@ -31,13 +46,23 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a verb's module; an unknown verb is a usage error that names them all."""
         if cmd_name not in VERBS:
-            return None if ctx.resilient_parsing else ctx.fail(f"no such command {cmd_name!r}: use {', '.join(VERBS)}")
+            if ctx.resilient_parsing:
+                return None
+            near = get_close_matches(cmd_name.lower(), VERBS, 1)
+            advice = f"did you mean {near[0]}?" if near else f"use {', '.join(VERBS)}"
+            ctx.fail(f"no such command {printable(repr(cmd_name), 80)}: {advice}")
         return find_command(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs, a line for each."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
 
 
 def find_command(verb: str) -> click.Command:
     """A verb's command, its options tied to their variables and its file arguments to the shell's completion."""
     command: click.Command = import_module(f"dropkv_cli.{verb}").command
+    command.short_help = VERBS[verb]
     give_variables(command, verb)
     complete_files(command)
     return command
@@ -62,7 +87,16 @@ def cli() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; gives the exit code."""
     safe_streams()
-    return guarded(lambda: _main(arguments), arguments)
+    return guarded(lambda: _main(arguments), arguments, lambda: _names(arguments))
+
+
+def _names(arguments: Sequence[str]) -> dict[str, Any] | None:
+    """What a failed command line was about, where it was to print JSON."""
+    if not arguments or arguments[0] not in VERBS:
+        return None
+    from dropkv_cli.requests import json_names
+
+    return json_names(find_command(arguments[0]), arguments[1:])
 
 
 def _main(arguments: Sequence[str]) -> object:

@@ -9,8 +9,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dropkv.errors import DropkvError, UsageError
-from dropkv_cli.output import complain, harmless, json_line, one_line, result, say
+from dropkv.errors import DropkvError, QuestionError, UsageError
+from dropkv_cli.output import complain, failure_keys, harmless, json_line, one_line, result, say
 from formats.errors import ExistingFile, FormatError, show_path
 
 if TYPE_CHECKING:
@@ -61,10 +61,13 @@ def counted(turns: int) -> str:
 class Asker:
     """An opened file and how its answers are wanted."""
 
-    def __init__(self, kv: KVFile, sampling: Sampling, *, chat: bool, as_json: bool) -> None:
+    def __init__(
+        self, kv: KVFile, sampling: Sampling, *, chat: bool, as_json: bool, batch_size: int | None = None
+    ) -> None:
         self.kv = kv
         self.sampling = sampling
         self.as_json = as_json
+        self.batch_size = batch_size
         self.chat = kv.chat() if chat else None
         self.source = self.chat or kv
         self.own_file = ""  # a transcript that this conversation wrote or came from, which /save may replace
@@ -87,9 +90,12 @@ class Asker:
     def ask_all(self, questions: list[str], *, alone: bool) -> int:
         """Answer every question; one that cannot be asked does not stop the others, unless it stands alone. Gives the exit code.
 
-        In a conversation the commands of the prompt are obeyed.
+        Several are answered at once, and printed in their order as they are ready; those of a conversation one after another, and in one the
+        commands of the prompt are obeyed.
         """
         failures, answers = 0, 0
+        batched = self.chat is None and len(questions) > 1
+        outcomes = self.kv.ask_many(questions, self.sampling, batch_size=self.batch_size) if batched else iter(())
         for question in questions:
             command = command_of(question) if self.chat else None
             try:
@@ -103,14 +109,17 @@ class Asker:
                         result("")
                     say(f"Q: {one_line(question)}")
                 answers += 1
-                self.answer(question_of(question) if self.chat else question)
+                if batched:
+                    self._show(next(outcomes))
+                else:
+                    self.answer(question_of(question) if self.chat else question)
             except (DropkvError, FormatError) as error:
                 failures += 1
-                if alone:
+                if alone or (batched and not isinstance(error, QuestionError)):  # after others no more answers come
                     raise
                 complain(str(error))
                 if self.as_json:
-                    json_line({"question": question, "error": str(error)})
+                    json_line({"question": question} | failure_keys(str(error)))
         return 1 if failures else 0
 
     def prompt(self) -> int:
@@ -185,10 +194,16 @@ class Asker:
             answer = stream.result()
         finally:
             stream.close()
+        self._show(answer, shown=self.streaming)
+
+    def _show(self, answer: Answer | DropkvError, *, shown: bool = False) -> None:
+        """Print an answer, or raise the error that stands in its place; shown: its text has been printed."""
+        if isinstance(answer, Exception):
+            raise answer
         if self.as_json:
             json_line(self._record(answer))
             return
-        if not self.streaming:
+        if not shown:
             result(answer.text)
         self._note_cut(answer)
 

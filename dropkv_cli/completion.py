@@ -10,7 +10,7 @@ from dropkv_cli.output import result
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command("completion", short_help="Print the script for completion at the Tab key.")
+@click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS), metavar="|".join(SHELLS))
 def command(shell: str) -> None:
     """Print the script that completes commands, options and names at the Tab key.

@@ -10,7 +10,8 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_files
 from dropkv.settings import KV_DTYPES, CompressSettings
-from dropkv_cli.compressed import Job, report_estimate, report_failure, report_result, sum_up
+from dropkv_cli.compressed import Job, foretell, report_estimate, report_failure, report_result, sum_up
+from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import (
     DEFAULT_MODEL,
     budget,
@@ -173,6 +174,7 @@ def command(
     targets = plan_targets(documents, output)
     todo, failures = _readable(targets, job)
     if todo:
+        import_compiler()
         _check_settings(job.settings)
         _note_unused(job.settings)
         started = time.perf_counter()
@@ -208,7 +210,7 @@ def _load(name: str, revision: str | None, dtype: str, device: str, dry_run: boo
     waiting(f"loading {name} ...")
     from dropkv.models import load_model
 
-    return load_model(name, revision=revision, dtype=dtype, device=device)
+    return load_model(name, revision=revision, dtype=dtype, device=device, note=say)
 
 
 def _readable(targets: list[Target], job: Job) -> tuple[list[tuple[Target, Document]], int]:
@@ -231,6 +233,8 @@ def _note_unused(settings: CompressSettings) -> None:
     kind = settings.observe.partition(":")[0]
     if given("budget") and settings.method == "full":
         say("note: --budget is not used, --method full keeps everything")
+    if given("seed") and settings.method != "random":
+        say(f"note: --seed is not used with --method {settings.method}, only with random")
     if given("window") and kind not in ("tail", "question"):
         say(f"note: --window is not used with --observe {kind}, which has queries of its own")
     if given("chunk") and kind != "replay":
@@ -268,7 +272,9 @@ def _one(model: Model, target: Target, document: Document, job: Job, load_second
         return sizes.file_bytes
     started = time.perf_counter()
     with progress_bar(place + document.name, len(model.geometry)) as progress:
-        compression = compress_document(model, document, job.settings, progress=progress)
+        compression = compress_document(
+            model, document, job.settings, progress=progress, expect=lambda needed: foretell(model, document, needed)
+        )
     assert target.path is not None
     writing = time.perf_counter()
     make_folder(job.output)

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 from dropkv.settings import CompressSettings
 from dropkv_cli.endings import failure
 from dropkv_cli.fidelity import fidelity_lines
-from dropkv_cli.output import compared, complain, json_line, say, size
+from dropkv_cli.options import note_budget
+from dropkv_cli.output import compared, complain, failure_keys, json_line, say, size
+from dropkv_cli.progress import waiting
 from dropkv_cli.targets import Target
 from formats.errors import show_path
 
 if TYPE_CHECKING:
     from dropkv.compression import Compression, Estimate, Report
+    from dropkv.documents import Document
     from dropkv.models import Model
 
 
@@ -34,10 +37,11 @@ def report_failure(error: Exception, target: Target, job: Job, *, alone: bool) -
     text = "" if alone else failure(error)
     if not text:
         raise error
-    text = text.removeprefix(f"{Path(target.document).name}: ")
-    complain(text if target.shown in text else f"{target.shown}: {text}")
+    text = text.removeprefix(f"{target.shown}: ").removeprefix(f"{Path(target.document).name}: ")
+    text = f"{target.shown}: {text}"
+    complain(text)
     if job.as_json:
-        json_line(_names(target) | {"error": text})
+        json_line(_names(target) | failure_keys(text))
 
 
 def sum_up(sizes: list[int], failures: int, job: Job) -> None:
@@ -60,6 +64,7 @@ def report_result(
 ) -> None:
     """A document that was written: on a line of JSON, or for people. load, write, total: seconds."""
     report = compression.report
+    _note_budget(report, model, target, job)
     if job.as_json:
         json_line(
             _about(model, target, job, report, file_bytes)
@@ -75,6 +80,7 @@ def report_result(
                     "total": total,
                 },
                 "peak_memory_bytes": report.peak_memory_bytes,
+                "expected_memory_bytes": report.expected_memory_bytes,
             }
         )
         return
@@ -89,14 +95,25 @@ def report_result(
         say("  fidelity: " + "\n    ".join(lines) + (f": {report.fidelity_missing}" if report.fidelity_missing else ""))
     say(
         f"  {total:.1f} s (model {load:.1f}, prefill {report.prefill_seconds:.1f}, score {report.score_seconds:.1f}, "
-        f"fidelity {report.fidelity_seconds:.1f}, write {write:.1f}), peak memory {size(report.peak_memory_bytes)}"
+        f"fidelity {report.fidelity_seconds:.1f}, write {write:.1f}), peak memory {size(report.peak_memory_bytes)} "
+        f"({size(report.expected_memory_bytes)} expected)"
     )
+
+
+def foretell(model: Model, document: Document, needed: int) -> None:
+    """The memory that a document will take, before the model reads it: on a terminal, or where there is too little."""
+    from dropkv.memory import available_memory
+
+    available = available_memory(model.device)
+    tell = waiting if available is None or needed <= available else say
+    tell(f"{document.name}: about {size(needed)} of memory needed{_there_is(available, needed)}")
 
 
 def report_estimate(sizes: Estimate, model: Model, target: Target, job: Job) -> None:
     """What a document would take and give."""
     from dropkv.memory import available_memory
 
+    _note_budget(sizes, model, target, job)
     if job.as_json:
         json_line(
             _about(model, target, job, sizes, sizes.file_bytes)
@@ -120,6 +137,11 @@ def _there_is(available: int | None, needed: int) -> str:
     if available is None:
         return ""
     return f", {'ONLY ' if available < needed else ''}{size(available)} available"
+
+
+def _note_budget(sizes: Report | Estimate, model: Model, target: Target, job: Job) -> None:
+    if job.settings.method != "full" and any(layer.kind == "full" for layer in model.geometry):
+        note_budget(job.settings.budget, sizes.document_tokens, target.shown)
 
 
 def _say_counts(sizes: Report | Estimate, model: Model) -> None:

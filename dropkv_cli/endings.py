@@ -10,13 +10,14 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import click
 
-from dropkv.errors import DropkvError
+from dropkv.errors import MORE_MEMORY, DropkvError, out_of_memory
+from dropkv_cli.interrupts import Ended, cleaned_up
 from dropkv_cli.main import interrupted
-from dropkv_cli.output import complain
+from dropkv_cli.output import complain, failure_keys, json_line
 from formats.errors import ExistingFile, FormatError, show_path
 
 
@@ -44,27 +45,44 @@ class CtrlC:
         signal.default_int_handler(number, frame)
 
 
-def guarded(action: Callable[[], object], arguments: Sequence[str] = ()) -> int:
+def guarded(
+    action: Callable[[], object],
+    arguments: Sequence[str] = (),
+    names: Callable[[], dict[str, Any] | None] = lambda: None,
+) -> int:
     """Run `action`, which was asked for by `arguments`; whatever it raises becomes an exit code and one line on standard error.
 
+    names: called after a failure, gives what a line of JSON says of the request beside error and exit; None for no such line.
     With DROPKV_DEBUG=1 the traceback stands before the line.
     """
+
+    def failed(line: str, code: int) -> int:
+        complain(line)
+        with contextlib.suppress(Exception):  # such as no memory for this either; the line that people read is out
+            about = names()
+            if about is not None:
+                json_line(about | failure_keys(line, code))
+        return code
+
     ctrl_c = CtrlC()
     try:
-        with ctrl_c:
+        with ctrl_c, cleaned_up():
             result = action()
         return result if isinstance(result, int) else 0
+    except Ended as signalled:
+        signalled.die()
+        return 1
     except (click.Abort, KeyboardInterrupt):
         return interrupted()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
         return error.exit_code
     except click.ClickException as error:
-        return _usage(error, arguments)
+        _trace()
+        return failed(_usage(error, arguments), error.exit_code)
     except (DropkvError, FormatError) as error:
         _trace()
-        complain(_advised(error))
-        return error.exit_code
+        return failed(_advised(error), error.exit_code)
     except BrokenPipeError:
         _forget_output()
         return 1
@@ -72,8 +90,11 @@ def guarded(action: Callable[[], object], arguments: Sequence[str] = ()) -> int:
         if ctrl_c.pressed and isinstance(error, ImportError | SystemError | RecursionError):
             return interrupted()  # a library whose import was stopped says so in its own words
         _trace()
-        complain(_unwritable(error) or failure(error))
-        return 1
+        unwritable = _unwritable(error)
+        if unwritable:
+            complain(unwritable)
+            return 1
+        return failed(failure(error), 1)
 
 
 def failure(error: Exception) -> str:
@@ -85,8 +106,10 @@ def failure(error: Exception) -> str:
     text = str(error)
     if type(error).__name__ == "OutOfMemoryError":  # torch's; not imported for its name alone
         return "the GPU ran out of memory: use --device cpu, a smaller model or a shorter document"
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in text):
-        return "out of memory: use a smaller model, a shorter document, or --dtype bfloat16"
+    if "can't start new thread" in text:
+        return "no thread can be started: close other programs, or raise the limits on memory and processes (`ulimit -v -u`)"
+    if out_of_memory(error):
+        return f"out of memory: {MORE_MEMORY} or a shorter document"
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     what = f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__
     return f"unexpected {what}; run it again with DROPKV_DEBUG=1 for details and report them"
@@ -99,17 +122,15 @@ def _advised(error: DropkvError | FormatError) -> str:
     return str(error)
 
 
-def _usage(error: click.ClickException, arguments: Sequence[str]) -> int:
+def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
     """One line with the command whose help tells more, or with the way to name a file that looks like an option."""
-    _trace()
     context = getattr(error, "ctx", None)
     advice = f" (see {context.command_path} --help)" if context else ""
     if isinstance(error, click.exceptions.NoSuchOption):
         files = [argument for argument in arguments if argument.startswith("-") and os.path.lexists(argument)]
         if files:
             advice = f" (for the file of that name write ./{show_path(files[0])})"
-    complain(f"{error.format_message().rstrip('.')}{advice}")
-    return error.exit_code
+    return f"{error.format_message().rstrip('.')}{advice}"
 
 
 def _forget_output() -> None:

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 
 from dropkv.errors import BudgetError, UsageError
 from dropkv.settings import ZSTD_LEVELS, check_budget
+from dropkv_cli.output import say
 from dropkv_cli.shells import offer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -28,6 +29,11 @@ def budget(text: object) -> float | int:
         number: float | int = int(digits)
     elif re.fullmatch(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+)", digits):
         number = float(digits)
+    elif share := re.fullmatch(r"([0-9]{1,3}(\.[0-9]*)?) ?%", digits):
+        written = f"--budget {float(share[1]) / 100:.4} (a number such as 2048 is one of entries)"
+        raise BudgetError(f"budget {digits!r} is no number: write a share with a decimal point, {written}")
+    elif re.fullmatch(r"[0-9]{19,}", digits):
+        raise BudgetError(f"budget {digits[:40]} is more than any document has: use 1.0 to keep everything")
     else:
         raise BudgetError(
             f"budget {digits!r} is no number: use a fraction such as 0.05 or a whole number of entries such as 2048"
@@ -36,11 +42,17 @@ def budget(text: object) -> float | int:
     return number
 
 
+def note_budget(number: float | int | None, tokens: int, shown: str) -> None:
+    """Say that a number of entries is more than a document has; shown: its name for messages."""
+    if isinstance(number, int) and number > tokens:
+        say(f"note: {shown} has {tokens:,} tokens, --budget {number:,} keeps everything")
+
+
 def seed(text: object) -> int:
     """A seed as written. Raises UsageError for what is no whole number from 0 on."""
     digits = str(text).strip()
     if not re.fullmatch(r"[0-9]{1,18}", digits):
-        raise UsageError(f"seed {digits!r} is no seed: use a whole number from 0 on")
+        raise UsageError(f"seed {digits!r} is no seed: use a whole number from 0 on, of at most 18 digits")
     return int(digits)
 
 
@@ -71,6 +83,12 @@ def model_aliases() -> list[str]:
     from dropkv.models import catalogue
 
     return [row.alias for row in catalogue()]
+
+
+def refuse_empty(value: str | None, what: str, advice: str) -> None:
+    """Raise UsageError for an option or argument that is there and empty, as an unset variable of a script leaves it."""
+    if value == "":
+        raise UsageError(f"{what} is empty: {advice}")
 
 
 def refuse_pipe(file: str) -> None:

@@ -73,6 +73,11 @@ def complain(text: str) -> None:
     say("dropkv: " + " ".join(text.split()))
 
 
+def failure_keys(text: str, code: int = 1) -> dict[str, Any]:
+    """What every line of JSON about a failure has: the line that people read, and the exit code it leads to."""
+    return {"error": " ".join(text.split()), "exit": code}
+
+
 def harmless(text: str) -> str:
     """Text of a model or a file without the control characters that steer a terminal; line feeds and tabs stay."""
     return text.translate(CONTROL)

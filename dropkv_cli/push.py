@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dropkv.errors import UsageError
-from dropkv_cli.options import flag, json_option, refuse_pipe
+from dropkv_cli.interrupts import import_torch
+from dropkv_cli.options import flag, json_option, refuse_empty, refuse_pipe
 from dropkv_cli.output import complain, json_line, result, say, size
+from formats import read_header
 from formats.errors import printable, show_path
 
 if TYPE_CHECKING:
@@ -50,13 +52,18 @@ def command(
     The repository is made if it is not there, and is private unless --public is given. File and card are one commit; a file of
     that name is replaced, its former state stays under its own commit. Log in first with `hf auth login`.
     """
+    from dropkv.hub.address import refuse_web_address
     from dropkv.hub.client import Hub
     from dropkv.hub.push import prepare, push, target_of
 
     refuse_pipe(file)
+    refuse_empty(repository, "the repository", "write NAMESPACE/NAME")
+    refuse_web_address(repository)
     address = target_of(repository, file, name)
     if licence is not None:
         licence = _check_licence(licence)
+    read_header(file)  # what is no KV file is refused before torch is imported
+    import_torch()
     hub = Hub(note=say)
     upload = prepare(file, address, public=public, hub=hub)
     say(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -10,13 +11,25 @@ from typing import TYPE_CHECKING
 import click
 
 from dropkv.errors import QuestionError, UsageError
+from dropkv.hub.address import is_address
 from dropkv.hub.client import Hub
 from dropkv.hub.fetch import for_questions
-from dropkv.settings import Sampling
+from dropkv.settings import Sampling, check_batch_size
+from dropkv.transcripts import check_head, read_lines
+from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import budget as budget_number
-from dropkv_cli.options import device_options, flag, json_option, model_aliases, refuse_pipe
+from dropkv_cli.options import (
+    device_options,
+    flag,
+    given,
+    json_option,
+    model_aliases,
+    note_budget,
+    refuse_empty,
+    refuse_pipe,
+)
 from dropkv_cli.options import seed as seed_number
-from dropkv_cli.output import complain, harmless, json_line, one_line, say, size
+from dropkv_cli.output import complain, failure_keys, harmless, json_line, one_line, say, size
 from dropkv_cli.progress import waiting
 from dropkv_cli.shells import offer
 from formats import Header, Place, read_header
@@ -89,6 +102,14 @@ STDIN = "-"
     metavar="N",
     help="Seed of the sampling.",
 )
+@click.option(
+    "--batch-size",
+    type=int,
+    default=None,
+    show_default="what fits into memory, at most 64",
+    metavar="N",
+    help="Answer up to so many of several questions at once; their answers are the same, and come in the order of the questions.",
+)
 @flag("--chat", help="Later questions see the earlier ones and their answers; on a terminal a prompt follows them.")
 @click.option(
     "--resume",
@@ -112,6 +133,7 @@ def command(
     temperature: float,
     top_p: float,
     seed: int | None,
+    batch_size: int | None,
     chat: bool,
     resume: str | None,
     as_json: bool,
@@ -119,16 +141,29 @@ def command(
     """Answer questions from a .kv file, without the document.
 
     Each question is answered as if it were the only one, unless --chat is given. Answers go to standard output, an
-    empty line between two. A QUESTION of - reads questions from standard input, one a line. With no question on a terminal
-    a prompt opens, which an empty line or Ctrl-D ends, and where Ctrl-C stops an answer. /help lists its commands: with
-    --chat, /save FILE keeps the conversation. A --chat obeys them among other questions too; // asks what starts with /.
+    empty line between two; several questions are answered at once, --batch-size says how many. A QUESTION of - reads
+    questions from standard input, one a line. With no question on a terminal a prompt opens, which an empty line or
+    Ctrl-D ends, and where Ctrl-C stops an answer. /help lists its commands: with --chat, /save FILE keeps the
+    conversation. A --chat obeys them among other questions too; // asks what starts with /.
 
     With --json, seconds.load is the loading of the file (not of the model), seconds.first_token and seconds.total are
     counted from the question on, and stopped is true when the model ended the answer itself, false when the token limit
     or the end of its context did.
     """
     refuse_pipe(file)
+    refuse_empty(questions_file, "-f", "name a file with one question a line, or - for standard input")
+    refuse_empty(resume, "--resume", "name a file that /save NAME.jsonl wrote, or leave it out")
+    _refuse_files(questions)
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
+    check_batch_size(batch_size)
+    if (chat or resume is not None) and given("batch_size"):
+        raise UsageError("a conversation has one question at a time: leave out --batch-size, or --chat and --resume")
+    unused = [f"--{name}" for name in ("top-p", "seed") if given(name.replace("-", "_"))]
+    if unused and temperature == 0:
+        verb = "is" if len(unused) == 1 else "are"
+        say(
+            f"note: {' and '.join(unused)} {verb} not used at --temperature 0, which takes the likeliest token every time"
+        )
     asked = _all_questions(questions, questions_file)
     good, bad = _sorted_out(asked)
     if asked and not good:
@@ -136,25 +171,36 @@ def command(
         return 1
     if not asked and not sys.stdin.isatty():
         raise UsageError("no question: give one in quotes after the file, or read them from standard input with -f -")
-    if resume is not None:
-        _check_readable(resume)
+    transcript = [] if resume is None else read_lines(resume)
     place = for_questions(file, budget, Hub(note=say))
     header = read_header(place)  # what is no KV file is refused before torch is imported
+    if resume is not None:
+        check_head(transcript[0], header.metadata, resume)
     _report(bad, as_json)
     kv, model_seconds = _open(place, header, budget, model, revision, dtype, device, allow_mismatch)
+    note_budget(budget, header.metadata.document.tokens, show_path(file))
     if not as_json:
         _announce(file, header, kv, model_seconds)
 
     from dropkv_cli.asking import Asker
 
     chat = chat or resume is not None
-    asker = Asker(kv, sampling, chat=chat, as_json=as_json)
+    asker = Asker(kv, sampling, chat=chat, as_json=as_json, batch_size=batch_size)
     if resume is not None:
         asker.resume(resume)
     code = max(asker.ask_all(good, alone=len(asked) == 1), 1 if bad else 0)
     if not asker.ended and (not asked or (chat and asker.streaming and sys.stdin.isatty())):
         asker.prompt()
     return code
+
+
+def _refuse_files(questions: Sequence[str]) -> None:
+    """Raise UsageError for a .kv file among the questions: the model would be asked its name."""
+    for question in questions:
+        if question.lower().endswith(".kv") and (is_address(question) or os.path.isfile(question)):
+            raise UsageError(
+                f"{show_path(question)} is a .kv file, not a question: query takes one file, ask the other in a run of its own"
+            )
 
 
 def _all_questions(written: Sequence[str], file: str | None) -> list[str]:
@@ -186,17 +232,6 @@ def _from_file(name: str) -> list[str]:
     return questions
 
 
-def _check_readable(transcript: str) -> None:
-    """A transcript that is not there is found out before the model is loaded. Raises QuestionError."""
-    try:
-        with open(transcript, "rb"):
-            pass
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        name = show_path(transcript)
-        raise QuestionError(f"{name}: cannot be read ({reason}): name a file that /save NAME.jsonl wrote") from None
-
-
 def _sorted_out(questions: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The questions that can be asked, and those of which that can be told without a model, each with the reason.
 
@@ -221,7 +256,7 @@ def _report(bad: list[tuple[str, str]], as_json: bool) -> None:
     for question, problem in bad:
         complain(problem)
         if as_json:
-            json_line({"question": question, "error": problem})
+            json_line({"question": question} | failure_keys(problem))
 
 
 def _open(
@@ -236,11 +271,12 @@ def _open(
 ) -> tuple[KVFile, float]:
     """The file with its model, which is loaded only once every byte that is used has been found good, and the seconds of that."""
     waiting(f"loading {one_line(model or header.metadata.model.id)} ...")
+    import_compiler()
     from dropkv.library import load_for, open_file
 
     opened = open_file(file, budget=budget)
     started = time.perf_counter()
-    loaded = load_for(opened.header, model, revision=revision, dtype=dtype, device=device)
+    loaded = load_for(opened.header, model, revision=revision, dtype=dtype, device=device, note=say)
     seconds = time.perf_counter() - started
     return opened.with_model(loaded, allow_mismatch=allow_mismatch), seconds
 

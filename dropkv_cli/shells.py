@@ -40,6 +40,17 @@ def offer(*words: str, names: Callable[[], Iterable[str]] | None = None, files: 
     return offered
 
 
+def offer_list(names: Callable[[], Iterable[str]]) -> Offer:
+    """For `shell_complete=` of an option that takes A,B,..: names for its last part, but those that stand before it."""
+
+    def offered(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        used = before.split(",")
+        return [CompletionItem(before + comma + name) for name in names() if name.startswith(last) and name not in used]
+
+    return offered
+
+
 def _parameters(command: click.Command) -> Iterator[Any]:
     if isinstance(command, click.Group):
         for name in sorted(command.commands):

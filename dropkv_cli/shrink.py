@@ -11,10 +11,12 @@ import click
 from dropkv.errors import DropkvError, UsageError
 from dropkv.hub.client import Hub
 from dropkv.hub.fetch import parts
+from dropkv_cli.endings import failure
+from dropkv_cli.interrupts import import_torch
 from dropkv_cli.options import budget as budget_number
-from dropkv_cli.options import flag, json_option, refuse_pipe
-from dropkv_cli.output import compared, complain, json_line, say, size
-from dropkv_cli.targets import Target, check_path, make_folder, plan_targets
+from dropkv_cli.options import flag, json_option, note_budget, refuse_pipe
+from dropkv_cli.output import compared, complain, failure_keys, json_line, say, size
+from dropkv_cli.targets import Target, check_path, make_folder, plan_targets, refuse_rivals
 from formats import read_header
 from formats.errors import FormatError, show_path
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from formats import ShrinkReport
 
 
-@click.command("shrink", short_help="Make a smaller .kv file of one, without model or document.")
+@click.command("shrink")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "-o",
@@ -62,23 +64,26 @@ def command(files: tuple[str, ...], output: str | None, budget: float | int | No
             if len(files) == 1:
                 raise
             failures += 1
-            text = str(error)
-            complain(text if target.shown in text else f"{target.shown}: {text}")
+            text = f"{target.shown}: {failure(error).removeprefix(f'{target.shown}: ')}"
+            complain(text)
             if as_json:
-                json_line(_names(target) | {"error": text})
+                json_line(_names(target) | failure_keys(text))
     return 1 if failures else 0
 
 
 def _one(target: Target, output: str, budget: float | int, force: bool, as_json: bool) -> None:
     assert target.path is not None
+    refuse_rivals(target)
     check_path(target.path, force=force, new_folder=output.endswith(os.sep))
     started = time.perf_counter()
     place = parts(target.document, Hub(note=say))
     read_header(place)  # what is no KV file is refused before torch is imported, and before a folder is made
+    import_torch()
     from dropkv.shrinking import shrink
 
     make_folder(output)
     report = shrink(place, budget, target.path, overwrite=force)
+    note_budget(budget, report.metadata.document.tokens, target.shown)
     _print(target, report, time.perf_counter() - started, as_json)
 
 

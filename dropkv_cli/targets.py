@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dropkv.errors import DropkvError, UsageError
@@ -18,10 +19,14 @@ TEXTS = (".txt", ".text", ".md", ".markdown")  # what is taken of a folder of do
 
 @dataclass(frozen=True)
 class Target:
-    """One document and the file it becomes (no path on a dry run without -o)."""
+    """One document and the file it becomes (no path on a dry run without -o).
+
+    rivals: the other documents that would become the same file; with any, this one cannot be written.
+    """
 
     document: str
     path: Path | None
+    rivals: tuple[str, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -41,12 +46,18 @@ def plan_targets(names: Sequence[str], output: str | None, noun: str = "document
     documents = list(names)
     if noun == "document":
         documents = [document for name in names for document in (_texts_in(name) if os.path.isdir(name) else [name])]
-    if len(set(documents)) < len(documents):
-        raise UsageError(f"a {noun} is given twice: name each one once")
+    twice = next((name for name, times in Counter(documents).items() if times > 1), None)
+    if twice is not None:
+        raise UsageError(f"the {noun} {show_path(twice)} is given twice: name each one once")
     if output is None:
         return [Target(document, None) for document in documents]
     if not output:
         raise UsageError("-o is empty: name a file such as book.kv, or a folder")
+    if "://" in output:
+        address = show_path(output)
+        raise UsageError(
+            f"-o {address} is an address: write a file of this machine, then `dropkv push FILE NAMESPACE/NAME`"
+        )
     if output == STDOUT:
         raise UsageError("a .kv file cannot go to a pipe: name a file with -o, or ./- for a file of that name")
     folder = Path(output)
@@ -61,13 +72,10 @@ def plan_targets(names: Sequence[str], output: str | None, noun: str = "document
         _check_length(folder)
         _refuse_below_file(folder, folder)
     targets = [Target(document, folder / (_stem(document) + SUFFIX)) for document in documents]
-    taken: dict[Path | None, Target] = {}
+    claims = defaultdict(list)
     for target in targets:
-        other = taken.setdefault(target.path, target)
-        if other is not target:
-            both = f"{other.shown} and {target.shown}"
-            raise UsageError(f"{both} would both become {show_path(str(target.path))}: do one of them apart")
-    return targets
+        claims[target.path].append(target.document)
+    return [replace(one, rivals=tuple(name for name in claims[one.path] if name != one.document)) for one in targets]
 
 
 def make_folder(output: str) -> None:
@@ -90,9 +98,24 @@ def check_target(target: Target, *, force: bool, new_folder: bool = False) -> No
     path = target.path
     if path is None:
         return
+    refuse_rivals(target)
     if target.document != STDIN and _same(Path(target.document), path):
+        if path.suffix == SUFFIX:
+            raise UsageError(
+                f"{show_path(path)} is a .kv file already: ask it with `dropkv query`, or `dropkv shrink` it"
+            )
         raise UsageError(f"{show_path(path)} is the document itself: choose another name with -o")
     check_path(path, force=force, new_folder=new_folder)
+
+
+def refuse_rivals(target: Target) -> None:
+    """Raise DropkvError for a document whose file is another's, too: neither name would say which of them it holds."""
+    if target.rivals:
+        others = f"{show_path(target.rivals[0])}{' and others' if len(target.rivals) > 1 else ''}"
+        path = show_path(target.path or "")
+        raise DropkvError(
+            f"{target.shown}: would become {path}, as {others} would: do it apart, with -o and a name of its own"
+        )
 
 
 def check_path(path: Path, *, force: bool, new_folder: bool = False) -> None:
@@ -106,12 +129,12 @@ def check_path(path: Path, *, force: bool, new_folder: bool = False) -> None:
             raise _refused(ExistingFile("exists already"), shown)
     parent = path.parent
     if not parent.is_dir() and new_folder:
+        _try_folder(shown, next(place for place in parent.parents if place.is_dir()))
         return
     if not parent.is_dir():
         _refuse_below_file(path, parent)
         raise DropkvError(f"{shown}: its folder does not exist, make it first: mkdir -p {show_path(parent)}")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise DropkvError(f"{shown}: the folder {show_path(parent)} is not writable, choose another one with -o")
+    _try_folder(shown, parent)
 
 
 def _texts_in(folder: str) -> list[str]:
@@ -125,6 +148,20 @@ def _texts_in(folder: str) -> list[str]:
         kinds = f"{', '.join(TEXTS[:-1])} or {TEXTS[-1]}"
         raise DropkvError(f"{show_path(folder)}: no {kinds} file lies in this folder, name the documents one by one")
     return texts
+
+
+def _try_folder(shown: str, folder: Path) -> None:
+    """Raise DropkvError where no file can be made in a folder; one without a name is, as permissions do not tell of all that forbids it."""
+    from tempfile import TemporaryFile
+
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower() if error.errno != errno.ENOENT else "no file can be made in it"
+        raise DropkvError(
+            f"{shown}: the folder {show_path(folder)} is not writable ({reason}), choose another one with -o"
+        ) from None
 
 
 def _check_length(path: Path) -> None:

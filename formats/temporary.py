@@ -71,7 +71,9 @@ def check_target(path: str | os.PathLike[str], *, overwrite: bool = False) -> No
             target = _target(path, overwrite)
             os.stat(target.parent / ".")
             if not os.access(target.parent, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                read_only = os.statvfs(target.parent).f_flag & os.ST_RDONLY
+                code = errno.EROFS if read_only else errno.EACCES
+                raise PermissionError(code, os.strerror(code))
         except OSError as error:
             raise _failed(error) from error
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from dropkv.models import Model, load_model
 from tests import tiny
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of files called *_gpu.py are those that `-m gpu` picks, beside marked ones; all are skipped where there is no GPU."""
+    for item in items:
+        if item.path.stem.endswith("_gpu"):
+            item.add_marker(pytest.mark.gpu)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,7 @@ class AccuracyPlan:
     data: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name in ("tasks", "lengths", "methods", "budgets", "settings"):
             if not getattr(self, name):
                 raise UsageError(f"a bench without {name} measures nothing: name at least one")
@@ -58,6 +59,19 @@ class AccuracyPlan:
                 raise UsageError(f"budget {budget} is no share: benches take fractions above 0 and at most 1")
         if min(self.samples, self.batch, *self.lengths) < 1:
             raise UsageError("samples, batch and lengths count something: use whole numbers of at least 1")
+
+    def _check_types(self) -> None:
+        """Raise UsageError for a value of another kind than the default's."""
+        for field in fields(self):
+            value, text = getattr(self, field.name), field.default is None  # essay and data
+            model = field.default[0] if isinstance(field.default, tuple) else field.default
+            kind, words = str if text else type(model), {int: "a whole number", float: "a share such as 0.05"}
+            for one in value if isinstance(field.default, tuple) else (value,):
+                fits = type(one) is kind or (kind is float and type(one) is int) or (text and one is None)
+                if not fits:
+                    raise UsageError(
+                        f"{field.name} is {one!r}: give {words.get(kind, 'text')}, see docs/bench.md for an example"
+                    )
 
     def check_methods(self) -> None:
         """Raise UsageError with the nearest names for a method that does not exist."""

@@ -1,13 +1,13 @@
-"""Attention of many probes at once, and the largest score any of their queries gives each document key, in one Triton kernel.
+"""Attention of many probes at once, and the largest score any of their queries gives each document key, in two Triton kernels.
 
-A probe's tokens see some document keys (its chunk, which is scored, and the sinks) and themselves. Each program holds a tile of (token, query
-head) rows of one probe and KV head: a first pass over the keys makes outputs and sums, a second one over the scored keys makes scores, whose
-maximum over the rows goes to memory. Probabilities never do, keys and values are read where they lie, and nothing is repeated per query head.
+A probe's tokens see some document keys (its chunk, which is scored, and the sinks) and themselves. The first kernel holds a tile of (token,
+query head) rows of one probe and KV head, and makes outputs and log-sum-exps. The second holds a tile of scored keys, and goes through the
+rows that observe them: with the log-sum-exps known, two products per tile give p and ||a - v||, and the maximum over the rows stays in
+registers. Probabilities are never written, keys and values are read where they lie, and nothing is repeated per query head.
 
-Precision: weights are rounded to the values' type for the product with them, and the outputs are divided by the sum of the rounded ones, so
-that a stays a convex combination of values and a - v is as exact as the weights are. For keys with p > 1/2, at most one per row, 1 - p comes
-from the sum of the other weights, and a - v is made directly instead of from squares that cancel.
-The plain-torch twin is `dropkv.kernels.probe.probe_attention`. Not used by the prefill yet: see benchmarks/replay_kernel.py.
+A key with p > 1/2, at most one per row, is scored by the first kernel, which still has the row's output in float32: 1 - p is the sum of the
+other weights, and a - v is made directly instead of from squares that cancel. The second kernel takes such a p as 1/2, which is never more.
+The plain-torch twin is `dropkv.kernels.probe.probe_attention`.
 """
 
 from __future__ import annotations
@@ -25,107 +25,134 @@ EPS = tl.constexpr(1e-6)
 
 
 @dataclass(frozen=True)
-class Segment:
-    """One probe: its tokens [start, stop) among all probes' tokens, those from `observing` on observe; document keys [first, last) are scored,
-    those of [sink_first, sink_last) are seen besides."""
+class Tiles:
+    """Shapes of both kernels' tiles: rows x columns of the attention, queries x keys of the scores; powers of two, at least 16."""
 
-    start: int
-    stop: int
-    observing: int
-    first: int
-    last: int
-    sink_first: int
-    sink_last: int
+    rows: int = 128
+    columns: int = 64
+    warps: int = 8
+    stages: int = 3
+    queries: int = 64
+    keys: int = 64
+    score_warps: int = 4
+    score_stages: int = 1
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Which probe's rows and keys each program takes, int32 tables on the device: places [probes, 7], rows and keys [programs, 2]."""
+
+    places: Tensor
+    rows: Tensor
+    keys: Tensor
+    tiles: Tiles
+
+
+def prepare(
+    segments: Sequence[Sequence[int]], group: int, width: int, device: torch.device, tiles: Tiles | None = None
+) -> Prepared:
+    """Tables for probes with `group` query heads per KV head of at most `width` dimensions.
+
+    A segment is one probe: (start, stop, observing, first, last, sink_first, sink_last). Its tokens are [start, stop) among all probes'
+    tokens, those from `observing` on observe; document keys [first, last) are scored, those of [sink_first, sink_last) are seen besides.
+    """
+    chosen = tiles or (Tiles() if width <= 128 else Tiles(rows=64, columns=32, warps=4, stages=2, queries=64, keys=32))
+    rows = [(i, row) for i, one in enumerate(segments) for row in range(0, (one[1] - one[0]) * group, chosen.rows)]
+    keys = [(i, key) for i, one in enumerate(segments) for key in range(one[3], one[4], chosen.keys)]
+    places, of_rows, of_keys = (torch.tensor(list(x), dtype=torch.int32, device=device) for x in (segments, rows, keys))
+    return Prepared(places, of_rows, of_keys, chosen)
 
 
 def fused_replay(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    own_k: Tensor,
-    own_v: Tensor,
-    segments: Sequence[Segment],
-    *,
-    scale: float,
-    odds: bool,
-    rows: int = 64,
-    columns: int = 64,
-    warps: int = 4,
-    stages: int = 2,
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, prepared: Prepared, *, scale: float, odds: bool
 ) -> tuple[Tensor, Tensor]:
     """Outputs [heads, T, d_v] of all probes' tokens, and scores float32 [kv_heads, n] of the document's keys, 0 where no probe looks.
 
     q [heads, T, d]; k [kv_heads, n, d], v [kv_heads, n, d_v] of the document; own_k [kv_heads, T, d], own_v [kv_heads, T, d_v] of the probes.
     odds: the score is max p / (1 - p + eps) * ||a - v||, else max p; over queries and the group's heads.
-    The last dimension must be dense. rows, columns: the tile; columns at least 16, both powers of two.
+    The last dimension must be dense, scale positive.
     """
     heads, tokens, d = q.shape
     kv_heads, n, d_v = v.shape
-    group = heads // kv_heads
-    out = q.new_empty((heads, tokens, d_v))
+    tiles = prepared.tiles
+    out = q.new_empty((tokens, heads, d_v)).transpose(0, 1)  # as layers want it
+    log_sum = torch.empty((heads, tokens), dtype=torch.float32, device=q.device)
+    square = torch.empty_like(log_sum)
     scores = torch.zeros((kv_heads, n), dtype=torch.float32, device=q.device)
-    table: list[list[int]] = []
-    tiles: list[tuple[int, int]] = []
-    for number, segment in enumerate(segments):
-        sinks = (segment.sink_first, segment.sink_last)
-        table.append([segment.start, segment.stop, segment.observing, segment.first, segment.last, *sinks])
-        tiles.extend((number, row) for row in range(0, (segment.stop - segment.start) * group, rows))
-    places = torch.tensor(table, dtype=torch.int32, device=q.device)
-    tile_table = torch.tensor(tiles, dtype=torch.int32, device=q.device)
-    _replay[(len(tiles), kv_heads)](
-        q, k, v, own_k, own_v, out, scores, places, tile_table, scale * LOG2E,
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        own_k.stride(0), own_k.stride(1), own_v.stride(0), own_v.stride(1), out.stride(0), out.stride(1), n,
-        GROUP=group, D=d, DV=d_v, BD=max(16, triton.next_power_of_2(d)), BDV=max(16, triton.next_power_of_2(d_v)),
-        BM=rows, BN=columns, ODDS=odds, SPLIT=q.dtype != torch.float32, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    shape = {
+        "GROUP": heads // kv_heads,
+        "D": d,
+        "DV": d_v,
+        "BD": max(16, triton.next_power_of_2(d)),
+        "BDV": max(16, triton.next_power_of_2(d_v)),
+        "ODDS": odds,
+    }
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # where Triton launches
+        _attend[(len(prepared.rows), kv_heads)](
+            q, k, v, own_k, own_v, out, log_sum, square, scores, prepared.places, prepared.rows, scale * LOG2E,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            own_k.stride(0), own_k.stride(1), own_v.stride(0), own_v.stride(1), out.stride(0), out.stride(1), n, tokens,
+            **shape, BM=tiles.rows, BN=tiles.columns, num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+        if len(prepared.keys):
+            _score[(len(prepared.keys), kv_heads)](
+                q, k, v, out, log_sum, square, scores, prepared.places, prepared.keys, scale * LOG2E,
+                q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1), n, tokens,
+                **shape, BQ=tiles.queries, BK=tiles.keys, num_warps=tiles.score_warps, num_stages=tiles.score_stages,
+            )  # fmt: skip
     return out, scores.sqrt_() if odds else scores
 
 
 @triton.jit
-def _keys(base, stride, first, last, lines, width, BD: tl.constexpr, D: tl.constexpr):
-    """Rows [BN, BD] of a tensor, zeros beyond `last` and beyond D."""
-    inside = lines < last
-    mask = inside[:, None] & (width < D)[None, :] if BD != D else inside[:, None]
-    return tl.load(base + lines[:, None].to(tl.int64) * stride + width[None, :], mask=mask, other=0.0)
+def _lines(base, stride, lines, last, width, BD: tl.constexpr, D: tl.constexpr, MASK: tl.constexpr):
+    """Rows [BN, BD] of a tensor; zeros beyond D and, where asked, from row `last` on."""
+    place = base + lines[:, None].to(tl.int64) * stride + width[None, :]
+    if MASK and BD != D:
+        return tl.load(place, mask=(lines < last)[:, None] & (width < D)[None, :], other=0.0)
+    if MASK:
+        return tl.load(place, mask=(lines < last)[:, None], other=0.0)
+    if BD != D:
+        return tl.load(place, mask=(width < D)[None, :], other=0.0)
+    return tl.load(place)
+
+
+@triton.jit
+def _range(
+    q, key_base, key_stride, value_base, value_stride, first, last, token, biggest, total, acc, where, factor,
+    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, BN: tl.constexpr,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr, TRACK: tl.constexpr,
+):  # fmt: skip
+    """One range of keys into the running softmax of every row; where: the largest one's index, as far as it is tracked."""
+    width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
+    for start in range(first, last, BN):
+        lines = start + tl.arange(0, BN)
+        k = _lines(key_base, key_stride, lines, last, width, BD, D, MASK)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if CAUSAL:
+            s = tl.where(lines[None, :] <= token[:, None], s, -float("inf"))
+        elif MASK:
+            s = tl.where((lines < last)[None, :], s, -float("inf"))
+        largest = tl.max(s, 1)
+        new = tl.maximum(biggest, largest)
+        if TRACK:
+            found = tl.max(tl.where(s == largest[:, None], lines[None, :], -1), 1)
+            where = tl.where(largest > biggest, found, where)
+        base = tl.where(new == -float("inf"), 0.0, new) * factor
+        weights = tl.exp2(s * factor - base[:, None])
+        fade = tl.exp2(biggest * factor - base)
+        v = _lines(value_base, value_stride, lines, last, value_width, BDV, DV, MASK)
+        total = total * fade + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        biggest = new
+    return biggest, total, acc, where
 
 
 @triton.jit
 def _attend(
-    q, key_base, key_stride, value_base, value_stride, first, last, causal, token, biggest, total, others, rounded, acc, factor,
-    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """One range of keys into the running softmax of every row."""
-    width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
-    for start in range(first, last, BN):
-        lines = start + tl.arange(0, BN)
-        k = _keys(key_base, key_stride, first, last, lines, width, BD, D)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
-        seen = (lines < last)[None, :]
-        if causal:
-            seen = seen & (lines[None, :] <= token[:, None])
-        s = tl.where(seen, s, -float("inf"))
-        new = tl.maximum(biggest, tl.max(s, 1))
-        base = tl.where(new == -float("inf"), 0.0, new)
-        weights = tl.exp2(s - base[:, None])
-        fade = tl.exp2(biggest - base)
-        v = _keys(value_base, value_stride, first, last, lines, value_width, BDV, DV)
-        narrow = weights.to(v.dtype)
-        total = total * fade + tl.sum(weights, 1)
-        joins = tl.where((biggest < new) & (biggest > -float("inf")), fade, 0.0)  # a largest key that no longer is
-        others = others * fade + joins + tl.sum(tl.where(s < new[:, None], weights, 0.0), 1)
-        rounded = rounded * fade + tl.sum(narrow.to(tl.float32), 1)
-        acc = acc * fade[:, None] + tl.dot(narrow, v, input_precision="ieee")
-        biggest = new
-    return biggest, total, others, rounded, acc
-
-
-@triton.jit
-def _replay(
-    Q, K, V, OWN_K, OWN_V, OUT, SCORES, PLACES, TILES, factor,
-    q_head, q_token, k_head, k_token, v_head, v_token, ok_head, ok_token, ov_head, ov_token, o_head, o_token, n,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, ODDS: tl.constexpr, SPLIT: tl.constexpr,
+    Q, K, V, OWN_K, OWN_V, OUT, LOG_SUM, SQUARE, SCORES, PLACES, TILES, factor,
+    q_head, q_token, k_head, k_token, v_head, v_token, ok_head, ok_token, ov_head, ov_token, o_head, o_token, n, tokens,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, ODDS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     place = PLACES + tl.load(TILES + tile * 2) * 7
@@ -138,61 +165,90 @@ def _replay(
     query_head = head * GROUP + row % GROUP
     real = token < stop
     width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
-    q_mask = real[:, None] & (width < D)[None, :]
     q_place = query_head[:, None].to(tl.int64) * q_head + token[:, None].to(tl.int64) * q_token + width[None, :]
-    q = tl.load(Q + q_place, mask=q_mask, other=0.0)
+    q = tl.load(Q + q_place, mask=real[:, None] & (width < D)[None, :], other=0.0)
 
     k_base, v_base = K + head.to(tl.int64) * k_head, V + head.to(tl.int64) * v_head
+    ok_base, ov_base = OWN_K + head.to(tl.int64) * ok_head, OWN_V + head.to(tl.int64) * ov_head
     biggest = tl.full([BM], -float("inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
-    others = tl.zeros([BM], tl.float32)
-    rounded = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
-    biggest, total, others, rounded, acc = _attend(
-        q, k_base, k_token, v_base, v_token, first, last, False, token, biggest, total, others, rounded, acc, factor,
-        D, DV, BD, BDV, BN,
+    where = tl.full([BM], -1, tl.int32)
+    full = first + (last - first) // BN * BN
+    biggest, total, acc, where = _range(
+        q, k_base, k_token, v_base, v_token, first, full, token, biggest, total, acc, where, factor, D, DV, BD, BDV, BN,
+        False, False, ODDS,
     )  # fmt: skip
-    biggest, total, others, rounded, acc = _attend(
-        q, k_base, k_token, v_base, v_token, sink_first, sink_last, False, token, biggest, total, others, rounded, acc, factor,
-        D, DV, BD, BDV, BN,
+    biggest, total, acc, where = _range(
+        q, k_base, k_token, v_base, v_token, full, last, token, biggest, total, acc, where, factor, D, DV, BD, BDV, BN,
+        True, False, ODDS,
+    )  # fmt: skip
+    scored = biggest
+    biggest, total, acc, where = _range(
+        q, k_base, k_token, v_base, v_token, sink_first, sink_last, token, biggest, total, acc, where, factor,
+        D, DV, BD, BDV, BN, True, False, False,
     )  # fmt: skip
     newest = tl.minimum(stop, tl.max(token, 0) + 1)
-    biggest, total, others, rounded, acc = _attend(
-        q, OWN_K + head.to(tl.int64) * ok_head, ok_token, OWN_V + head.to(tl.int64) * ov_head, ov_token,
-        start, newest, True, token, biggest, total, others, rounded, acc, factor, D, DV, BD, BDV, BN,
+    biggest, total, acc, where = _range(
+        q, ok_base, ok_token, ov_base, ov_token, start, newest, token, biggest, total, acc, where, factor,
+        D, DV, BD, BDV, BN, True, True, False,
     )  # fmt: skip
-    a = acc / rounded[:, None]
-    o_place = query_head[:, None].to(tl.int64) * o_head + token[:, None].to(tl.int64) * o_token + value_width[None, :]
-    tl.store(OUT + o_place, a.to(OUT.dtype.element_ty), mask=real[:, None] & (value_width < DV)[None, :])
 
-    observes = real & (token >= observing)
     share = 1.0 / total
-    rest = others * share  # 1 - p of a row's largest key, where one is alone the largest
+    a = acc * share[:, None]
+    narrow = a.to(OUT.dtype.element_ty)
+    o_place = query_head[:, None].to(tl.int64) * o_head + token[:, None].to(tl.int64) * o_token + value_width[None, :]
+    tl.store(OUT + o_place, narrow, mask=real[:, None] & (value_width < DV)[None, :])
+    line = query_head.to(tl.int64) * tokens + token
+    tl.store(LOG_SUM + line, biggest * factor + tl.log2(total), mask=real)
     if ODDS:
-        length = tl.sum(a * a, 1)
-        high = a.to(q.dtype)
-        low = (a - high.to(tl.float32)).to(q.dtype)
-    for begin in range(first, last, BN):
-        lines = begin + tl.arange(0, BN)
-        k = _keys(k_base, k_token, first, last, lines, width, BD, D)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
-        p = tl.exp2(s - biggest[:, None]) * share[:, None]
-        score = p
+        wide = narrow.to(tl.float32)
+        tl.store(SQUARE + line, tl.sum(wide * wide, 1), mask=real)
+        loud = real & (token >= observing) & (total < 2.0) & (scored == biggest)
+        if tl.max(loud.to(tl.int32), 0) > 0:
+            mask = loud[:, None] & (value_width < DV)[None, :]
+            own = tl.load(v_base + where[:, None].to(tl.int64) * v_token + value_width[None, :], mask=mask, other=0.0)
+            gap = a - own.to(tl.float32)
+            odds = share / ((total - 1.0) * share + EPS)
+            score = odds * odds * tl.sum(gap * gap, 1)
+            tl.atomic_max(SCORES + head.to(tl.int64) * n + where, score, mask=loud, sem="relaxed")
+
+
+@triton.jit
+def _score(
+    Q, K, V, OUT, LOG_SUM, SQUARE, SCORES, PLACES, TILES, factor,
+    q_head, q_token, k_head, k_token, v_head, v_token, o_head, o_token, n, tokens,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, ODDS: tl.constexpr,
+    BK: tl.constexpr, BQ: tl.constexpr,
+):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1)
+    place = PLACES + tl.load(TILES + tile * 2) * 7
+    key = tl.load(TILES + tile * 2 + 1) + tl.arange(0, BK)
+    stop, observing, last = tl.load(place + 1), tl.load(place + 2), tl.load(place + 4)
+    width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
+    k = tl.trans(_lines(K + head.to(tl.int64) * k_head, k_token, key, last, width, BD, D, True))
+    if ODDS:
+        v = _lines(V + head.to(tl.int64) * v_head, v_token, key, last, value_width, BDV, DV, True)
+        length = v.to(tl.float32)
+        length = tl.sum(length * length, 1)
+        v = tl.trans(v)
+    best = tl.zeros([BQ, BK], tl.float32)
+    steps = (stop - observing + BQ - 1) // BQ
+    for step in range(0, steps * GROUP):
+        query_head = head * GROUP + step // steps
+        token = observing + step % steps * BQ + tl.arange(0, BQ)
+        line = query_head.to(tl.int64) * tokens + token
+        q = _lines(Q + query_head.to(tl.int64) * q_head, q_token, token, stop, width, BD, D, True)
+        log_sum = tl.load(LOG_SUM + line, mask=token < stop, other=float("inf"))  # p is 0 where there is no query
+        s = tl.dot(q, k, input_precision="ieee")
+        p = tl.exp2(s * factor - log_sum[:, None])
         if ODDS:
-            v = _keys(v_base, v_token, first, last, lines, value_width, BDV, DV)
-            inner = tl.dot(high, tl.trans(v), input_precision="ieee")
-            if SPLIT:
-                inner += tl.dot(low, tl.trans(v))
-            wide = v.to(tl.float32)
-            square = tl.maximum(length[:, None] + tl.sum(wide * wide, 1)[None, :] - 2.0 * inner, 0.0)
-            loud = (p > 0.5) & (lines < last)[None, :]
-            away = 1.0 - p
-            if tl.max(tl.max(loud.to(tl.int32), 1), 0) > 0:
-                own = tl.dot(loud.to(v.dtype), v, input_precision="ieee")  # the loud key's value, exactly
-                gap = a - own
-                square = tl.where(loud, tl.sum(gap * gap, 1)[:, None], square)
-                away = tl.where(loud, rest[:, None], away)
-            odds = p / (away + EPS)
-            score = odds * odds * square
-        score = tl.where(observes[:, None], score, 0.0)
-        tl.atomic_max(SCORES + head.to(tl.int64) * n + lines, tl.max(score, 0), mask=lines < last, sem="relaxed")
+            a = _lines(OUT + query_head.to(tl.int64) * o_head, o_token, token, stop, value_width, BDV, DV, True)
+            square = tl.load(SQUARE + line, mask=token < stop, other=0.0)
+            inner = tl.dot(a, v, input_precision="ieee")
+            p = tl.minimum(p, 0.5)
+            root = tl.rsqrt(-p + (1.0 + EPS))  # its square is the reciprocal, at a third of the cost of a division
+            odds = p * (root * root)
+            p = odds * odds * (square[:, None] + length[None, :] - 2.0 * inner)
+        best = tl.maximum(best, p)
+    tl.atomic_max(SCORES + head.to(tl.int64) * n + key, tl.max(best, 0), mask=key < last, sem="relaxed")

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from dropkv.kernels.dispatch import attention_on_gpu
 from dropkv.kernels.score import Attended, Observed, Window
 
 Scores = TypeVar("Scores")
@@ -32,24 +33,29 @@ def probe_attention(
 
     q [heads, m, d]; k [kv_heads, n, d], v [kv_heads, n, d_v], the probe's own keys last. softcap, positions, reach and roots as in
     `Window`. observing: only so many of the last queries observe.
-    PyTorch's fused attention gives outputs and log-sum-exps where it can; elsewhere the exact window does both.
+    On a GPU a kernel gives outputs and log-sum-exps where it can, on a CPU PyTorch's fused attention; elsewhere the exact window does both.
     """
     heads, m, _ = q.shape
     kv_heads = k.shape[0]
     grouped = q.view(kv_heads, heads // kv_heads, m, -1)
+    last = slice(0 if observing is None else max(0, m - observing), m)
+    whole = Window(grouped, k, v, scale, softcap, columns, positions, reach, roots=roots)
+    attention = attention_on_gpu(whole)
+    if attention is not None and attention.outputs is not None:
+        window = replace(whole, q=grouped[:, :, last], attention=attention.part(last))
+        return attention.outputs.reshape(heads, m, -1).to(q.dtype), None if score is None else score(window)
     fused = None
     if softcap is None and reach is None and q.device.type == "cpu" and k.shape[-1] == v.shape[-1]:
         fused = _fused_on_cpu(q, k, v, scale)
     if fused is not None:
         outputs, log_sum_exp = (part.view(kv_heads, heads // kv_heads, m, *part.shape[2:]) for part in fused)
-        last = slice(0 if observing is None else max(0, m - observing), m)
         own = (grouped[:, :, last], k[:, :columns], v[:, :columns], scale, outputs[:, :, last], log_sum_exp[:, :, last])
         seen: Observed = Attended(*own, roots)
         return outputs.reshape(heads, m, -1).to(q.dtype), None if score is None else score(seen)
     outputs = q.new_empty(
         (kv_heads, heads // kv_heads, m, v.shape[-1]), dtype=torch.promote_types(q.dtype, torch.float32)
     )
-    window = Window(grouped, k, v, scale, softcap, columns, positions, reach, outputs, roots)
+    window = replace(whole, outputs=outputs)
     if score is None:
         return window.attend().reshape(heads, m, -1).to(q.dtype), None
     if observing is not None and observing < m:

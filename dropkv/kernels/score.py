@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from dropkv.kernels.reduce import MAX_MAX, SUM_MEAN, Reduction, Running, over_group
+
+if TYPE_CHECKING:
+    from dropkv.kernels.window_attend import Attention
 
 __all__ = [
     "MAX_MAX",
@@ -24,6 +27,7 @@ __all__ = [
     "Keys",
     "Observed",
     "Reduction",
+    "Score",
     "Window",
     "score_blocks",
     "score_jobs",
@@ -147,16 +151,39 @@ class Observed(Protocol):
         ...
 
 
+Weight = Literal["p", "odds", "squared odds", "along"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score that the kernel of window_score.py computes in one pass over K and V.
+
+    weight: p; odds, p / (1 - p + eps) * ||a - v||; squared odds, its square; along, p <a, v>. over: sum over the queries and mean over the
+    group's heads; max of all; l2, the root of the sum of squares over a head's queries, times a factor, then the mean over the heads.
+    """
+
+    weight: Weight
+    over: Literal["sum", "max", "l2"] = "sum"
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether V and the attention outputs count."""
+        return self.weight != "p"
+
+
 @dataclass(frozen=True)
 class Job:
     """One kind of score: contribution(block) [rows, columns], one number per query head, query and key, reduced as `reduction` says.
 
     finish: applied to the [kv_heads, G, columns] left by the reduction over queries, for what belongs to whole query heads.
+    weight: what the contribution is called in a fused kernel, if there is one; factors [kv_heads, G, columns]: what finish multiplies with.
     """
 
     contribution: Contribution
     reduction: Reduction = SUM_MEAN
     finish: Finish | None = None
+    weight: Weight | None = None
+    factors: Tensor | None = None
 
 
 def score_blocks(
@@ -201,6 +228,7 @@ class Window:
     `columns`: only the first so many keys are scored. `positions` int64 [n] and `reach`: on sliding layers a query sees only keys less than
     `reach` positions back. `outputs` [kv_heads, G, m, d_v], if given, receives the attention outputs as the blocks go by.
     `roots` [kv_heads, G, d_v, d_v]: of the output projection, for scores that measure behind it (kernels/projection.py).
+    `attention`: what kernels/window_attend.py made of the queries, where it has, for the kernels that score.
     """
 
     q: Tensor
@@ -213,6 +241,7 @@ class Window:
     reach: int | None = None
     outputs: Tensor | None = None
     roots: Tensor | None = None
+    attention: Attention | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

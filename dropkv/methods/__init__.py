@@ -9,10 +9,22 @@ from torch import Tensor
 
 from dropkv.errors import UsageError
 from dropkv.method_names import method_files
-from dropkv.methods._base import Gathered, LayerContext, LayerScores, Method, Pool, observe_all, score_all
+from dropkv.methods._base import (
+    MAX_MAX,
+    Gathered,
+    LayerContext,
+    LayerScores,
+    Method,
+    Pool,
+    observe_all,
+    odds_times_distance,
+    probability,
+    score_all,
+)
 from dropkv.methods._choice import Choice, second_stage
 
 __all__ = [
+    "MAX_MAX",
     "Choice",
     "Gathered",
     "LayerContext",
@@ -22,6 +34,8 @@ __all__ = [
     "get",
     "names",
     "observe_all",
+    "odds_times_distance",
+    "probability",
     "score",
     "score_all",
 ]

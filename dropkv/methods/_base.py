@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dropkv.budgets import Kept, forced_positions, kept_count
+from dropkv.kernels.dispatch import run_jobs
 from dropkv.kernels.reduce import MAX_MAX, SUM_MEAN, Reduction
-from dropkv.kernels.score import Block, Finish, Job, Observed, score_jobs
+from dropkv.kernels.score import Block, Job, Observed, Weight, score_jobs
 from dropkv.methods._layer import Gathered, LayerContext, LayerScores
 
 __all__ = [
@@ -74,7 +75,8 @@ class Method:
     ranked: scores as the rule sees them, from (method, scores, kept, forced positions); given where they depend on the budget or more than
     pooling is done. A layer's are [kv_heads, n]; with a dimension of layers in front every layer is ranked for itself.
     projected: lengths are measured behind the output projection. two_stages: CriticalKV's selection inside a head. recent_half: the newest
-    half of the budget is kept whatever its score. needs: what has to be collected beside keys, values and observation queries.
+    half of the budget is kept whatever its score. fused: what `observed` is called in the kernel of window_score.py, where it is one of its
+    own. needs: what has to be collected beside keys, values and observation queries.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Method:
     two_stages: bool = False
     recent_half: bool = False
     budget_bound: bool = False
+    fused: Weight | None = None
     needs: frozenset[Need] = frozenset()
 
     @property
@@ -179,13 +182,19 @@ class Method:
         """Scores [kv_heads, n] as the budget rule sees them; of several layers at once [layers, kv_heads, n]."""
         return self.pooled(scores.raw) if self.ranked is None else self.ranked(self, scores, kept, forced)
 
-    def _job(self, weigh: Finish | None) -> Job:
+    def _job(self, factors: Tensor | None) -> Job:
         observed, power = self.observed, self.power
         assert observed is not None
         if observed is odds_times_distance and power == 1 and self.reduction.queries == "max":
             # a square root commutes with a maximum, and there are fewer of them afterwards
-            return Job(lambda block: odds_times_distance(block, 2), self.reduction, _root)
-        return Job(lambda block: observed(block, power), self.reduction, weigh)
+            return Job(lambda block: odds_times_distance(block, 2), self.reduction, _root, "odds")
+        weight = self.fused
+        if observed is probability:
+            weight = "p"
+        elif observed is odds_times_distance:
+            weight = "squared odds" if power == 2 else "odds"
+        finish = None if factors is None else factors.mul
+        return Job(lambda block: observed(block, power), self.reduction, finish, weight, factors)
 
 
 def observe_all(
@@ -203,12 +212,12 @@ def observe_all(
 
     wanted = []
     for method in methods:
-        weigh = None
+        factors = None
         if method.weigh is not None:
-            weigh = method.weigh(context)[..., first : first + queries.shape[3]].mul
+            factors = method.weigh(context)[..., first : first + queries.shape[3]]
         key = (method.observed, method.power, method.reduction, method.weigh)
-        wanted.append([place(key, method._job(weigh)), *(place(job, job) for job in method.beside)])
-    done = score_jobs(queries, jobs, context.documents)
+        wanted.append([place(key, method._job(factors)), *(place(job, job) for job in method.beside)])
+    done = run_jobs(queries, jobs, context.documents)
     scores = []
     for method, (own, *others) in zip(methods, wanted, strict=True):
         beside = [done[other] for other in others]

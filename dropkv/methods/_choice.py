@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dropkv.budgets import Kept, recent_half, select, two_stages
+from dropkv.kernels.dispatch import select_on_gpu
 from dropkv.layer_budgets import BestSoFar, SharedLayers, pyramid_counts
 from dropkv.methods._base import LayerScores, Method
 
@@ -32,10 +33,10 @@ class Choice:
 
     def add(self, scores: LayerScores) -> Kept:
         """The next layer's scores -> what is held of it, in file order; final unless the rule is one that shares."""
-        ranked = self.method.comparable(scores, self.kept, self.forced)
         if self._shared is None:
-            self._done.append(self._inside(ranked, scores))
+            self._done.append(self._inside(scores))
             return self._done[-1]
+        ranked = self.method.comparable(scores, self.kept, self.forced)
         if isinstance(self._shared, BestSoFar):
             self._shared.add(ranked, scores.raw)
         else:
@@ -55,20 +56,25 @@ class Choice:
         """The kept entries of every layer in file order: the first of what was held."""
         return self._done if self._shared is None else self._shared.finish()
 
-    def _inside(self, ranked: Tensor, scores: LayerScores) -> Kept:
+    def _inside(self, scores: LayerScores) -> Kept:
         method = self.method
-        if method.recent_half:
-            return recent_half(scores.raw if method.pool is None else ranked, self.kept)
         rule = method.rule if method.rule in ("head-adaptive", "model-wide") else "uniform"
-        if method.two_stages:
-            second = second_stage(ranked, scores)
-            return two_stages(
-                ranked, second, self.kept, forced=self.forced, rule=rule, alpha=method.alpha, unpooled=scores.raw
-            )
         count = self.kept
         if method.rule == "layer-pyramid":
             count = pyramid_counts(self.kept, self.n, len(self.forced), len(self.heads))[len(self._done)]
-        chosen = select(ranked, count, forced=self.forced, rule=rule, alpha=method.alpha, unpooled=scores.raw)
+        chosen = None
+        if not method.recent_half and not method.two_stages and method.ranked is None:
+            chosen = select_on_gpu(scores.raw, count, method.pool, self.forced, rule, method.alpha)
+        if chosen is None:
+            ranked = method.comparable(scores, self.kept, self.forced)
+            if method.recent_half:
+                return recent_half(scores.raw if method.pool is None else ranked, self.kept)
+            if method.two_stages:
+                second = second_stage(ranked, scores)
+                return two_stages(
+                    ranked, second, self.kept, forced=self.forced, rule=rule, alpha=method.alpha, unpooled=scores.raw
+                )
+            chosen = select(ranked, count, forced=self.forced, rule=rule, alpha=method.alpha, unpooled=scores.raw)
         if count > self.kept:  # no budget that a file knows admits these alone
             return Kept(chosen.positions, chosen.admit.clamp(max=self.kept), chosen.counts)
         return chosen

@@ -15,5 +15,10 @@ def along_output(block: Block, power: int) -> Tensor:
 
 
 METHOD = Method(
-    "andpro", "attention times the value's part along the output", along_output, rule="head-adaptive", alpha=0.0
+    "andpro",
+    "attention times the value's part along the output",
+    along_output,
+    rule="head-adaptive",
+    alpha=0.0,
+    fused="along",
 )

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
-from dropkv.bench.plan import SETTINGS, AccuracyPlan
+from dropkv.bench.plan import GROUPS, SETTINGS, AccuracyPlan, expand_methods
 from dropkv.errors import UsageError
-from dropkv_cli.options import budget, device_options, given, json_option, seed
+from dropkv_cli.interrupts import import_compiler
+from dropkv_cli.options import budget, device_options, given, json_option, model_aliases, seed
 from dropkv_cli.output import json_line, result, say
 from dropkv_cli.progress import waiting
+from dropkv_cli.shells import offer, offer_list
 
 DEFAULTS = AccuracyPlan()
 LISTS = ("tasks", "lengths", "methods", "budgets", "observers", "settings")
 
 
-def _list_option(name: str, help: str) -> Callable[[Any], Any]:
+def _list_option(name: str, help: str, names: Callable[[], Iterable[str]] = tuple) -> Callable[[Any], Any]:
     shown = ",".join(map(str, getattr(DEFAULTS, name)))
-    return click.option(f"--{name}", default=shown, show_default=True, metavar="A,B,..", help=help)
+    return click.option(
+        f"--{name}", default=shown, show_default=True, metavar="A,B,..", shell_complete=offer_list(names), help=help
+    )
+
+
+def _task_names() -> list[str]:
+    from dropkv.bench.tasks import names
+
+    return [*GROUPS, *names()]
 
 
 def _count_option(name: str, help: str) -> Callable[[Any], Any]:
@@ -33,7 +43,7 @@ def _count_option(name: str, help: str) -> Callable[[Any], Any]:
     )
 
 
-@click.command("accuracy")
+@click.command("accuracy", short_help="Ask every method at every budget the same questions.")
 @click.argument("plan", metavar="[PLAN.toml]", required=False)
 @click.option(
     "-o",
@@ -43,12 +53,14 @@ def _count_option(name: str, help: str) -> Callable[[Any], Any]:
     metavar="FOLDER",
     help="Folder of the result lines; a run goes on where the last one stopped.",
 )
-@_list_option("tasks", "Tasks, or `all-ruler`, `all-needle`; `dropkv bench tasks` lists them.")
+@_list_option("tasks", "Tasks, or `all-ruler`, `all-needle`; `dropkv bench tasks` lists them.", _task_names)
 @_list_option("lengths", "Document tokens, template head included.")
-@_list_option("methods", "Methods and the controls full, random, no-document, random-answer.")
+@_list_option(
+    "methods", "Methods and the controls full, random, no-document, random-answer.", lambda: expand_methods(["all"])
+)
 @_list_option("budgets", "Shares of the tokens that are kept.")
-@_list_option("observers", "Observers of the question-free setting.")
-@_list_option("settings", f"{' or '.join(SETTINGS)}: whether the question is known when compressing.")
+@_list_option("observers", "Observers of the question-free setting.", lambda: DEFAULTS.observers)
+@_list_option("settings", f"{' or '.join(SETTINGS)}: whether the question is known when compressing.", lambda: SETTINGS)
 @_count_option("samples", "Documents of each task and length.")
 @click.option("--seed", type=seed, default=DEFAULTS.seed, show_default=True, metavar="N", help="Seed of the documents.")
 @_count_option("chunk", "Document tokens that one replay repeats.")
@@ -65,7 +77,12 @@ def _count_option(name: str, help: str) -> Callable[[Any], Any]:
     "--data", default=None, show_default="none", metavar="FOLDER", help="Files of the tasks that cannot be generated."
 )
 @click.option(
-    "--model", default=DEFAULTS.model, show_default=True, metavar="MODEL", help="Alias, Hub id or local folder."
+    "--model",
+    default=DEFAULTS.model,
+    show_default=True,
+    metavar="MODEL",
+    shell_complete=offer(names=model_aliases, files=True),
+    help="Alias, Hub id or local folder.",
 )
 @device_options
 @json_option
@@ -84,6 +101,7 @@ def command(
     the file. `dropkv bench report FOLDER` makes a page of the results.
     """
     chosen = _chosen(plan, options)
+    import_compiler()
     _check_names(chosen)
     from dropkv.bench.results import Results
 
@@ -92,7 +110,7 @@ def command(
     from dropkv.bench.accuracy import lines_of, run_accuracy
     from dropkv.models import load_model
 
-    loaded = load_model(chosen.model, revision=revision, dtype=dtype, device=device)
+    loaded = load_model(chosen.model, revision=revision, dtype=dtype, device=device, note=say)
     run_accuracy(loaded, chosen, results, say)
     lines = lines_of(loaded, chosen, results)
     if as_json:

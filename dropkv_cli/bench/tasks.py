@@ -10,7 +10,7 @@ from dropkv_cli.options import json_option
 from dropkv_cli.output import json_line, result, say, table
 
 
-@click.command("tasks")
+@click.command("tasks", short_help="List the tasks, and which need files of their own.")
 @json_option
 def command(as_json: bool) -> None:
     """List the tasks, their families, and which need files of their own."""

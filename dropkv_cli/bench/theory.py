@@ -10,13 +10,15 @@ from typing import Any
 import click
 
 from dropkv.errors import UsageError
-from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, json_option, seed
-from dropkv_cli.output import json_line, result
+from dropkv_cli.interrupts import import_compiler
+from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, json_option, model_aliases, seed
+from dropkv_cli.output import json_line, result, say
 from dropkv_cli.progress import progress_bar, waiting
+from dropkv_cli.shells import offer
 from formats.errors import naming, show_path
 
 
-@click.command("theory")
+@click.command("theory", short_help="Measure how well the assumptions of the score hold.")
 @click.argument("document", metavar="DOC")
 @click.option(
     "--budget",
@@ -52,7 +54,12 @@ from formats.errors import naming, show_path
     help="Folder of results to add the lines to; the same run is replaced.",
 )
 @click.option(
-    "--model", default=DEFAULT_MODEL, show_default=True, metavar="MODEL", help="Alias, Hub id or local folder."
+    "--model",
+    default=DEFAULT_MODEL,
+    show_default=True,
+    metavar="MODEL",
+    shell_complete=offer(names=model_aliases, files=True),
+    help="Alias, Hub id or local folder.",
 )
 @device_options
 @json_option
@@ -78,10 +85,11 @@ def command(
     text = read_document(document)
     older = _older(output)  # what cannot be added to is found out before the model is loaded
     waiting(f"loading {model} ...")
+    import_compiler()
     from dropkv.bench.theory import render_theory, theory_report
     from dropkv.models import load_model
 
-    loaded = load_model(model, revision=revision, dtype=dtype, device=device)
+    loaded = load_model(model, revision=revision, dtype=dtype, device=device, note=say)
     with progress_bar(text.name) as progress:
         lines = theory_report(
             loaded, text, budget=share, samples=samples, seed=seed, question=question, progress=progress

@@ -130,6 +130,8 @@ def test_theory_lines_are_kept_once(dropkv: Dropkv, model: Path, tmp_path: Path)
         (["accuracy", "-o", "r", "--tasks", "qa_1"], 2, ["qa_1", "SQuAD"]),
         (["accuracy", "-o", "r", "--essay", "missing.txt"], 1, ["missing.txt"]),
         (["accuracy", "missing.toml", "-o", "r"], 1, ["missing.toml", "docs/bench.md"]),
+        (["accuracy", "half.toml", "-o", "r"], 2, ["samples is 1.5", "a whole number"]),
+        (["accuracy", "five.toml", "-o", "r"], 2, ["tasks is 5", "text"]),
         (["accuracy", "-o", "file"], 2, ["file", "another folder"]),
         (["accuracy", "-o", "old"], 2, ["lines.jsonl", "line 1", "another version"]),
         (["theory", "missing.txt"], 1, ["missing.txt"]),
@@ -145,6 +147,8 @@ def test_what_cannot_be_meant_is_refused_before_a_model_is_loaded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text(TEXT)
+    (tmp_path / "half.toml").write_text("samples = 1.5")
+    (tmp_path / "five.toml").write_text("tasks = 5")
     (tmp_path / "old").mkdir()
     for name in ("lines", "theory"):
         (tmp_path / "old" / f"{name}.jsonl").write_text('{"version": 0}\n')

@@ -19,7 +19,7 @@ from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
 
 KEYS = {
     "file", "model", "method", "observer", "budget", "document_tokens", "kept_entries", "full_entries", "file_bytes",
-    "full_cache_bytes", "seconds", "peak_memory_bytes", "document", "truncated_from", "fidelity",
+    "full_cache_bytes", "seconds", "peak_memory_bytes", "expected_memory_bytes", "document", "truncated_from", "fidelity",
     "fidelity_missing", "kv_dtype", "zstd",
 }  # fmt: skip
 
@@ -44,6 +44,7 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     assert record["kept_entries"] == sum(layer.entries for layer in header.metadata.layers) < record["full_entries"]
     assert record["file_bytes"] == output.stat().st_size == header.file_bytes
     assert record["peak_memory_bytes"] > 50 << 20
+    assert record["expected_memory_bytes"] > 50 << 20
     assert record["fidelity"] == header.metadata.fidelity and record["fidelity_missing"] is None
     assert 0 <= record["fidelity"]["agreement"] <= 1 and record["fidelity"]["tokens"] > 10
 
@@ -154,7 +155,7 @@ def test_a_folder_takes_one_file_per_document_and_failures_do_not_stop_the_rest(
     assert set(bad) == {str(tmp_path / name) for name in ("empty.txt", "missing.txt", "long.txt", "taken.txt")}
     assert bad[str(tmp_path / "long.txt")]["file"] == str(out / "long.kv")
     assert "512 positions" in bad[str(tmp_path / "long.txt")]["error"]
-    assert all(set(record) == {"file", "document", "error"} for record in bad.values())
+    assert all(set(record) == {"file", "document", "error", "exit"} for record in bad.values())
     assert sorted(path.name for path in out.iterdir()) == ["one.kv", "taken.kv", "two.kv"]
     assert (out / "taken.kv").read_bytes() == b"precious"
     lines = result.err.splitlines()
@@ -190,12 +191,38 @@ def test_a_folder_stands_for_the_texts_in_it(dropkv: Dropkv, tmp_path: Path, mod
     assert sum("memory needed, " in line and "available" in line for line in dry) == 3
 
 
+def test_documents_that_would_become_one_file_fail_and_leave_the_rest_alone(
+    dropkv: Dropkv, document: Path, model: Path
+) -> None:
+    notes, out = document.parent, document.parent / "kv"
+    for name in ("note.txt", "note.md", "note.markdown"):
+        (notes / name).write_text(TEXT)
+    arguments = ("compress", notes, "-o", f"{out}/", "--model", model, "--no-fidelity", *SETTINGS)
+    made = dropkv(*arguments, "--json")
+    assert made.code == 1 and sorted(os.listdir(out)) == ["harbour.kv"]
+    failed = {record["document"]: record for record in made.records if "error" in record}
+    assert sorted(failed) == [str(notes / name) for name in ("note.markdown", "note.md", "note.txt")]
+    assert failed[str(notes / "note.md")] == {
+        "file": str(out / "note.kv"),
+        "document": str(notes / "note.md"),
+        "error": f"{notes}/note.md: would become {out}/note.kv, as {notes}/note.markdown and others would: do it apart, "
+        f"with -o and a name of its own",
+        "exit": 1,
+    }
+    (notes / "note.markdown").unlink()
+    (notes / "harbour.txt").unlink()
+    alone = dropkv(*arguments)  # nothing is left to do, so no model is loaded
+    assert alone.code == 1 and alone.err.splitlines() == [
+        f"dropkv: {notes}/{one}: would become {out}/note.kv, as {notes}/{other} would: do it apart, with -o and a name of its own"
+        for one, other in (("note.md", "note.txt"), ("note.txt", "note.md"))
+    ]
+
+
 def test_a_folder_without_texts_or_with_two_of_a_name(dropkv: Dropkv, tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("1,2\n")
     dropkv("compress", tmp_path, "-o", f"{tmp_path}/").failed_with(1, "no .txt, .text, .md or .markdown file")
     for name in ("note.txt", "note.md"):
         (tmp_path / name).write_text(TEXT)
-    dropkv("compress", tmp_path, "-o", f"{tmp_path}/").failed_with(2, "note.md", "note.txt", "would both become")
     dropkv("compress", tmp_path, "-o", tmp_path / "a.kv").failed_with(2, "2 documents", "a.kv/")
     dropkv("compress", tmp_path, tmp_path / "note.md", "-o", f"{tmp_path}/").failed_with(2, "given twice")
     assert len(list(tmp_path.iterdir())) == 3
@@ -220,7 +247,7 @@ def test_any_failure_of_one_document_leaves_the_others_alone(
     result = dropkv("compress", tmp_path, "-o", tmp_path, "--model", model, *SETTINGS)
     assert (result.code, (tmp_path / "plain.kv").exists()) == (1, True)
     lines = [line for line in result.err.splitlines() if line.startswith("dropkv: ")]
-    assert "huge.txt: out of memory: use a smaller model" in lines[0]
+    assert "huge.txt: out of memory: close other programs" in lines[0]
     assert "odd.txt: unexpected ValueError: odd; run it again with DROPKV_DEBUG=1" in lines[1] and len(lines) == 2
 
 

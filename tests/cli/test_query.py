@@ -101,6 +101,23 @@ def test_one_question_that_does_not_fit_leaves_the_others_alone(dropkv: Dropkv, 
     assert result.err.startswith("dropkv: ") and "512 positions" in result.err
 
 
+def test_several_questions_at_once_change_no_answer(dropkv: Dropkv, kv: Path, model: Path, tmp_path: Path) -> None:
+    asked = [f"{question} {number}" for number in range(4) for question in QUESTIONS]
+    (tmp_path / "questions.txt").write_text("\n".join([*asked[:3], "why " * 600, *asked[3:]]))
+    common = ("query", kv, "-f", tmp_path / "questions.txt", "--model", model, *SHORT, "--json")
+    alone = dropkv(*common, "--batch-size", "1")
+    assert [record["question"].strip() for record in alone.records if "answer" in record] == asked
+    assert "512 positions" in alone.records[3]["error"] and alone.code == 1
+    for size in ("3", "64"):
+        batched = dropkv(*common, "--batch-size", size)
+        assert [r.get("answer", r.get("error")) for r in batched.records] == [
+            r.get("answer", r.get("error")) for r in alone.records
+        ]
+        assert batched.code == 1
+    dropkv(*common[:-1], "--batch-size", "0").failed_with(2, "--batch-size 1 or more")
+    dropkv(*common[:-1], "--batch-size", "4", "--chat").failed_with(2, "one question at a time")
+
+
 def test_a_file_of_a_local_folder_finds_it_or_says_how(
     dropkv: Dropkv, document: Path, make_model: Callable[..., Path]
 ) -> None:
@@ -531,7 +548,9 @@ def test_commands_in_json_lines_and_alone(dropkv: Dropkv, kv: Path, model: Path,
     assert result.records[1]["question"] == "/what" and result.records[1]["error"].startswith("no command /what: there")
     turned = dropkv("query", kv, f"/save {tmp_path / 'talk.md'}", "--resume", talk, "--model", model, "--json")
     assert (turned.code, turned.out) == (0, "") and "## Which ship?" in (tmp_path / "talk.md").read_text()
-    dropkv("query", kv, "/what", *common).failed_with(2, "no command /what")
+    unknown = dropkv("query", kv, "/what", *common)
+    assert unknown.code == 2 and unknown.err.startswith("dropkv: no command /what")
+    assert [record["question"] for record in unknown.records] == ["/what"]
     asked = dropkv(
         "query", kv, "/what", "--model", model, *SHORT, "--json"
     )  # no conversation: a question like any other

@@ -87,7 +87,7 @@ def test_mistakes_are_one_line(dropkv: Dropkv, kv: Path, tmp_path: Path) -> None
     dropkv("shrink", kv, "-o", small).failed_with(2, "--budget")
     dropkv("shrink", kv, "-o", small, "--budget", "many").failed_with(2, "'many' is no number")
     dropkv("shrink", "-", "-o", small, "--budget", "0.4").failed_with(2, "cannot be read from a pipe")
-    dropkv("shrink", kv, kv, "-o", tmp_path, "--budget", "0.4").failed_with(2, "a file is given twice")
+    dropkv("shrink", kv, kv, "-o", tmp_path, "--budget", "0.4").failed_with(2, f"the file {kv} is given twice")
     dropkv("shrink", kv, tmp_path / "b.kv", "-o", small, "--budget", "0.4").failed_with(2, "one file for 2 files")
     dropkv("shrink", kv, "-o", tmp_path / "none" / "a.kv", "--budget", "0.4").failed_with(1, "mkdir -p")
     dropkv("shrink", tmp_path / "b.kv", "-o", small, "--budget", "0.4").failed_with(1, "b.kv: no such file")
@@ -134,10 +134,19 @@ def test_several_files_go_into_a_folder(dropkv: Dropkv, kv: Path, tmp_path: Path
     first, second, third = result.records
     assert first["file"] == str(folder / "harbour.kv") and third["file"] == str(folder / "other.kv")
     assert second == {
-        "file": str(folder / "missing.kv"), "source": str(missing), "error": f"{missing}: no such file; check the name"
+        "file": str(folder / "missing.kv"), "source": str(missing), "error": f"{missing}: no such file; check the name", "exit": 1
     }  # fmt: skip
     assert sorted(os.listdir(folder)) == ["harbour.kv", "other.kv"]
     assert (folder / "harbour.kv").read_bytes() == (folder / "other.kv").read_bytes()
+    (tmp_path / "far").mkdir()
+    rival = shutil.copy(kv, tmp_path / "far" / "harbour.kv")
+    there = dropkv("shrink", kv, other, "-o", folder, "--budget", "0.3").err.splitlines()
+    assert len(there) == 2 and all(
+        line.endswith("choose another name with -o, or replace it with --force") for line in there
+    )
+    done = dropkv("shrink", kv, rival, other, "-o", folder, "--budget", "0.3", "--force")
+    assert done.code == 1 and f"{kv}: would become {folder}/harbour.kv, as {rival} would" in done.err
+    assert (folder / "harbour.kv").stat().st_size > (folder / "other.kv").stat().st_size
     new = tmp_path / "new"
     dropkv("shrink", missing, "-o", f"{new}/", "--budget", "0.4").failed_with(1, "no such file")
     dropkv("shrink", folder, "-o", f"{new}/", "--budget", "0.4").failed_with(1, "is a folder")

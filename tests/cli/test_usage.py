@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ import pytest
 
 from dropkv_cli.app import VERBS, cli
 from dropkv_cli.endings import guarded
+from dropkv_cli.interrupts import held_back
 from dropkv_cli.output import compared, json_line
 from tests.cli.conftest import ROOT, Dropkv, start_dropkv
 
@@ -31,7 +33,7 @@ from tests.cli.conftest import ROOT, Dropkv, start_dropkv
         ("1.5", "1.5 is no fraction"),
         ("nan", "'nan' is no number"),
         ("1e-2", "'1e-2' is no number"),
-        ("5%", "'5%' is no number"),
+        ("5%", "--budget 0.05"),
         ("", "'' is no number"),
     ],
 )
@@ -59,9 +61,8 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["compress", "{doc}", "-o", "a.kv", "--kv-dtype", "fp4"], ["'fp4'", "int4"]),
         (["compress", "{doc}", "-o", "a.kv", "--zstd", "23"], ["zstd level 23", "from 1 to 22"]),
         (["compress", "{doc}", "-o", "a.kv", "--zstd", "best"], ["'best'", "from 1 to 22"]),
-        (["compress", "{doc}", "{doc}", "-o", "."], ["twice"]),
+        (["compress", "{doc}", "{doc}", "-o", "."], ["the document harbour.txt is given twice"]),
         (["compress", "{doc}", "other.txt", "-o", "a.kv"], ["2 documents", "folder"]),
-        (["compress", "{doc}", "x/harbour.md", "-o", "."], ["would both become harbour.kv"]),
         (["compress", "{doc}", "-o", "{doc}", "--force"], ["is the document itself"]),
         (["query"], ["FILE"]),
         (["query", "a.kv"], ["-f -"]),
@@ -82,7 +83,17 @@ def test_budgets_out_of_range(dropkv: Dropkv, document: Path, budget: str, word:
         (["info"], ["FILE"]),
         (["compress", "{doc}", "-o", "a.kv", "--system", "caf\udce9"], ["--system is no valid UTF-8"]),
         (["completion", "csh"], ["'csh'", "bash", "zsh", "fish"]),
-        (["serve", "a.kv"], ["no such command 'serve'", "compress, query, info, verify"]),
+        (["answer", "a.kv"], ["no such command 'answer'", "compress, query, serve, info"]),
+        (["Compres", "a.txt"], ["no such command 'Compres': did you mean compress?"]),
+        (
+            ["compress", "{doc}", "-o", "a.kv", "--budget", "12.5%"],
+            ["budget '12.5%' is no number: write a share", "--budget 0.125"],
+        ),
+        (["compress", "{doc}", "-o", "a.kv", "--budget", "9" * 30], ["is more than any document has: use 1.0"]),
+        (["compress", "{doc}", "-o", "a.kv", "--window", "9" * 20], ["count tokens: use at most 1,073,741,824"]),
+        (["compress", "{doc}", "-o", "a.kv", "--pool", "9" * 20], ["count tokens: use at most 1,073,741,824"]),
+        (["query", "a.kv", "who?", "--seed", "9" * 20], ["from 0 on, of at most 18 digits"]),
+        (["push", "a.kv", "https://huggingface.co/me/books"], ["https://huggingface.co/me/books: is a web address"]),
     ],
 )
 def test_usage_errors_take_one_line_and_exit_2(
@@ -124,6 +135,24 @@ def test_no_arguments_show_the_help(dropkv: Dropkv) -> None:
     result = dropkv()
     assert (result.code, result.out) == (2, "")
     assert all(f"\n  {verb} " in result.err for verb in VERBS)
+
+
+@pytest.mark.parametrize(
+    ("group", "names"), [([], list(VERBS)), (["bench"], ["accuracy", "report", "tasks", "theory"])]
+)
+def test_lists_of_commands_are_not_cut_off(dropkv: Dropkv, group: list[str], names: list[str]) -> None:
+    _, _, listed = dropkv(*group, "--help").out.partition("\nCommands:\n")
+    lines = listed.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in lines] == names
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
+def test_help_imports_no_command() -> None:
+    program = "import sys; from dropkv_cli.app import cli; cli.main(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    loaded = set(ast.literal_eval(done.stdout.splitlines()[-1]))
+    assert not loaded & {*(f"dropkv_cli.{verb}" for verb in VERBS), "formats.reader", "formats.writer", "xxhash"}
+    assert "formats.errors" in loaded
 
 
 def test_version(dropkv: Dropkv) -> None:
@@ -230,7 +259,7 @@ def test_closed_streams_are_no_hindrance(document: Path, model: Path) -> None:
 
 
 def test_ctrl_c_while_python_imports(kv: Path, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("import time; time.sleep(60)")  # the real one's C++ can abort the process
+    (tmp_path / "torch.py").write_text("import time; time.sleep(1.5)")
     for seconds in (0.1, 0.15, 0.25, 1.0):
         process = start_dropkv("query", kv, "who?", stderr=subprocess.PIPE, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
         time.sleep(seconds)
@@ -238,6 +267,61 @@ def test_ctrl_c_while_python_imports(kv: Path, tmp_path: Path) -> None:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130, err
         assert b"Traceback" not in err and err.strip() == b"dropkv: interrupted; no file is left half-written"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compress", "{doc}", "-o", "new.kv"],
+        ["query", "{kv}", "who?"],
+        ["shrink", "{kv}", "-o", "new.kv", "--budget", "0.1"],
+        ["verify", "{kv}", "--model", "smollm2-135m"],
+        ["bench", "accuracy", "-o", "results"],
+        ["bench", "theory", "{doc}"],
+        ["push", "{kv}", "me/books"],
+        ["pull", "hf://me/books/harbour.kv"],
+    ],
+)
+def test_ctrl_c_waits_for_the_import_of_torch(kv: Path, document: Path, arguments: list[str]) -> None:
+    """An exception inside its C++ part ends the process with an abort. The torch of this test presses Ctrl-C itself."""
+    folder = kv.parent
+    (folder / "torch.py").write_text("import os; os.kill(os.getpid(), 2); open('imported', 'w').close()")
+    command = [argument.format(doc=document, kv=kv) for argument in arguments]
+    process = start_dropkv(*command, cwd=folder, stderr=subprocess.PIPE, env={"PYTHONPATH": f"{folder}:{ROOT}"})
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, b"dropkv: interrupted; no file is left half-written")
+    assert (folder / "imported").exists() and not (folder / "new.kv").exists()
+
+
+def test_ctrl_c_waits_for_the_import_of_triton(kv: Path) -> None:
+    folder = kv.parent
+    (folder / "torch.py").touch()
+    (folder / "triton.py").write_text("import os; os.kill(os.getpid(), 2); open('imported', 'w').close()")
+    environment = {"PYTHONPATH": f"{folder}:{ROOT}"}
+    process = start_dropkv("query", kv, "who?", cwd=folder, stderr=subprocess.PIPE, env=environment)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, b"dropkv: interrupted; no file is left half-written")
+    assert (folder / "imported").exists()
+
+
+def test_ctrl_c_that_is_held_back() -> None:
+    seen: list[str] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append("heeded"))
+    try:
+        own = signal.getsignal(signal.SIGINT)
+        with held_back():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            assert seen == []
+        assert seen == ["heeded"] and signal.getsignal(signal.SIGINT) is own
+        with held_back():
+            pass
+        assert seen == ["heeded"]
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with held_back():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_inside_exec_of_a_string_keeps_the_exit_code(kv: Path, tmp_path: Path) -> None:

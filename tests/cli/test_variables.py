@@ -147,6 +147,21 @@ def test_words_are_completed() -> None:
     assert offered("compress", "--model", "smol") == ["plain,smollm2-135m"]
     assert offered("query", "boo") == ["file,boo"]
     assert offered("completion", "z") == ["plain,zsh"]
+    assert offered("verify", "a.kv", "--model", "smol") == ["plain,smollm2-135m"]
+
+
+def test_lists_of_the_bench_are_completed_part_by_part() -> None:
+    run = ("bench", "accuracy")
+    assert offered(*run, "--tasks", "no") == ["plain,noise"]
+    assert offered(*run, "--tasks", "all") == ["plain,all-needle", "plain,all-ruler"]
+    assert offered(*run, "--tasks", "noise,four-k") == ["plain,noise,four-keys"]
+    assert offered(*run, "--tasks", "noise,noi") == []
+    assert offered(*run, "--methods", "full,no-") == ["plain,full,no-document"]
+    assert offered(*run, "--methods", "adadrop") == ["plain,adadropkv"]
+    assert offered(*run, "--observers", "") == ["plain,replay", "plain,tail"]
+    assert offered(*run, "--settings", "question-free,q") == ["plain,question-free,question-aware"]
+    assert offered(*run, "--model", "smol") == ["plain,smollm2-135m"]
+    assert offered("bench", "theory", "book") == ["file,book"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -8,7 +8,7 @@ import sys
 sys.path.insert(0, os.getcwd())
 import torch
 
-from dropkv.kernels.fused_replay import Segment, fused_replay
+from dropkv.kernels.fused_replay import Tiles, fused_replay, prepare
 
 
 def definition(q, k, v, own_k, own_v, segments, scale, odds):
@@ -18,29 +18,25 @@ def definition(q, k, v, own_k, own_v, segments, scale, odds):
     group = heads // kv_heads
     out = torch.zeros(heads, tokens, d_v, dtype=torch.float64)
     scores, slack = torch.zeros(2, kv_heads, n, dtype=torch.float64)
-    for s in segments:
+    for start, stop, observing, first, last, sink_first, sink_last in segments:
         for head in range(heads):
             own = head // group
-            for t in range(s.start, s.stop):
-                keys = torch.cat(
-                    [k[own, s.first : s.last], k[own, s.sink_first : s.sink_last], own_k[own, s.start : t + 1]]
-                )
-                values = torch.cat(
-                    [v[own, s.first : s.last], v[own, s.sink_first : s.sink_last], own_v[own, s.start : t + 1]]
-                )
+            for t in range(start, stop):
+                keys = torch.cat([k[own, first:last], k[own, sink_first:sink_last], own_k[own, start : t + 1]])
+                values = torch.cat([v[own, first:last], v[own, sink_first:sink_last], own_v[own, start : t + 1]])
                 logits = keys @ q[head, t] * scale
                 p = torch.softmax(logits, 0)
                 a = p @ values
                 out[head, t] = a
-                if t < s.observing:
+                if t < observing:
                     continue
-                count = s.last - s.first
+                count = last - first
                 w = torch.exp(logits - logits.max())
                 rest = torch.stack([w[:j].sum() + w[j + 1 :].sum() for j in range(count)]) / w.sum()
                 value = p[:count]
                 if odds:
                     value = p[:count] / (rest + 1e-6) * (a - values[:count]).norm(dim=-1)
-                part = slice(s.first, s.last)
+                part = slice(first, last)
                 # a - v of a key with p near 1 is what float32 outputs leave of it: so many digits of 1 - p
                 slack[own, part] = torch.maximum(slack[own, part], value * 1e-6 / (rest + 1e-6))
                 scores[own, part] = torch.maximum(scores[own, part], value)
@@ -58,7 +54,7 @@ def main() -> None:
         (7, 1, 24, 20, 16, 16),
         (4, 2, 64, 32, 32, 16),
     ):
-        segments = [Segment(0, 9, 0, 5, 38, 0, 5), Segment(9, 16, 12, 38, 51, 0, 5), Segment(16, 17, 16, 51, 52, 2, 3)]
+        segments = [(0, 9, 0, 5, 38, 0, 5), (9, 16, 12, 38, 51, 0, 5), (16, 17, 16, 51, 52, 2, 3)]
 
         def draw(*shape):
             return torch.randn(*shape, generator=generator).to(dtype).to(device)
@@ -67,11 +63,12 @@ def main() -> None:
         own_k, own_v = draw(kv_heads, 17, d), draw(kv_heads, 17, d_v)
         q[0] *= 6  # one loud head
         q[-1, 3] = k[-1, 20] * 2  # and one key with p near 1
+        q[-1, 8] = own_k[-1, 8] * 2  # and one of the probe's own, which is not scored
+        tiles = Tiles(rows, columns, keys=columns, queries=rows) if device == "cpu" else None
+        prepared = prepare(segments, heads // kv_heads, max(d, d_v), q.device, tiles)
         for odds in (True, False):
             scale = d**-0.5
-            got, scores = fused_replay(
-                q, k, v, own_k, own_v, segments, scale=scale, odds=odds, rows=rows, columns=columns
-            )
+            got, scores = fused_replay(q, k, v, own_k, own_v, prepared, scale=scale, odds=odds)
             want, want_scores, slack = definition(*(x.cpu() for x in (q, k, v, own_k, own_v)), segments, scale, odds)
             error = float((got.cpu().double() - want).norm() / want.norm())
             gap = ((scores.cpu().double() - want_scores).abs() - slack).clamp(min=0)

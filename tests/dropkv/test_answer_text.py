@@ -154,3 +154,13 @@ def test_a_conversation_keeps_the_tokens_and_saves_the_text(session: Session, tm
     assert chat.turns[0].tokens == tokens  # what the model has said is what it goes on from
     save_turns(tmp_path / "a.jsonl", chat.turns, session, made.metadata)
     assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[1])["answer"] == "ok"
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_no_text_and_break_no_character(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    text = AnswerText(tokenizer, frozenset())
+    a, *bulb = spelled(tokenizer, b"a" + BULB.encode())
+    unknown = len(tokenizer) + 3
+    assert text([a, unknown, bulb[0], unknown]) == "a"
+    assert text([a, bulb[0], unknown, *bulb[1:], unknown]) == "a" + BULB

@@ -1,4 +1,5 @@
-"""The fused replay kernel against the definition in float64; on a CPU under Triton's interpreter (TRITON_INTERPRET=1)."""
+"""The fused replay kernels against the definition in float64, and a prefill that uses them against one that does not; on a CPU under Triton's
+interpreter (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 
@@ -9,14 +10,21 @@ from pathlib import Path
 
 import pytest
 
-CHECK = Path(__file__).with_name("check_fused_replay.py")
+HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_kernel_equals_the_definition(dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("check", "dtype"),
+    [
+        ("check_fused_replay.py", "float32"),
+        ("check_fused_replay.py", "float16"),
+        ("check_fused_prefill.py", "float32"),
+        ("check_merge.py", "float16"),
+    ],
+)
+def test_the_kernels_equal_the_definition(check: str, dtype: str) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(CHECK), dtype], env=environment, capture_output=True, text=True, cwd=CHECK.parents[2]
-    )
+    command = [sys.executable, str(HERE / check), dtype]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "all equal"

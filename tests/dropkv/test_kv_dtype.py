@@ -138,11 +138,11 @@ def test_a_chat_and_a_stream_work_on_restored_entries(compressions):
     ("wrong", "words"),
     [
         ({"kv_dtype": "int3"}, "unknown kv-dtype 'int3': use one of same, fp8, int8, int4"),
-        ({"kv_dtype": None}, "unknown kv-dtype None"),
+        ({"kv_dtype": None}, "kv_dtype is None: give a text"),
         ({"zstd": 0}, "zstd level 0 is out of range: use a whole number from 1 to 22"),
         ({"zstd": 23}, "zstd level 23"),
-        ({"zstd": True}, "zstd level True"),
-        ({"zstd": 3.0}, "zstd level 3.0"),
+        ({"zstd": True}, "zstd is True: give a whole number or None"),
+        ({"zstd": 3.0}, "zstd is 3.0: give a whole number or None"),
     ],
 )
 def test_settings_that_cannot_be_meant(wrong, words):

@@ -381,8 +381,12 @@ def test_the_table_of_observers_changes_only_what_it_says():
         resolve_method(CompressSettings(method="kvzip", observe="tail"), 5)
     assert resolve_method(CompressSettings(observe="questions:a.txt"), 9) == get("adadropkv").under_replay(9)
     assert resolve_method(CompressSettings(observe="question:why?"), 9) == get("adadropkv")
-    for wrong in ("question:", "questions", "question: ", "stars"):
-        with pytest.raises(UsageError, match="unknown observer"):
+    for wrong, words in (
+        ("stars", "unknown observer"),
+        ("questions", "FILE"),
+        ("question: ", "nothing behind its colon"),
+    ):
+        with pytest.raises(UsageError, match=words):
             CompressSettings(observe=wrong)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from dropkv import gguf_cache
+from dropkv import gguf_cache, loading
 from dropkv.checkpoints import find_checkpoint
 from dropkv.compression import compress_document
 from dropkv.documents import Document
@@ -36,6 +37,7 @@ from dropkv.models import (
 from dropkv.probe import probe
 from dropkv.quiet import quiet
 from dropkv.settings import CompressSettings, Sampling
+from dropkv_cli.output import say
 from tests import tiny
 
 
@@ -420,13 +422,49 @@ def test_copies_are_never_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("DROPKV_CACHE", str(gguf / "under-a-file"))
     folder = gguf_cache.copy_folder(gguf)
     assert folder is not None
-    gguf_cache.store(folder, tiny.network(), tiny.tokenizer())
+    notes: list[str] = []
+    gguf_cache.store(folder, tiny.network(), tiny.tokenizer(), notes.append)
     assert not gguf_cache.is_valid(folder)
+    assert notes == [
+        f"note: the converted model cannot be kept in {gguf}/under-a-file (not a directory), so every start converts it anew; "
+        f"name another folder with DROPKV_CACHE, or set it empty to be without"
+    ]
+    monkeypatch.setenv("DROPKV_CACHE", "~nobody-of-this-name/x")
+    assert gguf_cache.copy_folder(gguf, notes.append) is None
+    assert "kept in ~nobody-of-this-name/x (there is no such home)" in notes[1]
+    folder = tmp_path / "full" / "a" / "copy"
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+        gguf_cache.store(folder, tiny.network(), tiny.tokenizer(), notes.append)
+    assert f"kept in {tmp_path}/full (2 MiB have to be free)" in notes[2] and len(notes) == 3
+    gguf_cache.store(folder, tiny.network(), tiny.tokenizer(), notes.append)
+    assert gguf_cache.is_valid(folder) and len(notes) == 3
     monkeypatch.setattr(gguf_cache, "LIMIT_BYTES", 3)
     assert gguf_cache.copy_folder(gguf) is None
     monkeypatch.delenv("DROPKV_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     assert gguf_cache.cache_root() == Path("/x/dropkv")
+
+
+def test_a_cache_that_cannot_be_used_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On standard error, which is silent while transformers loads."""
+    network = tiny.network()
+    gguf = tmp_path / "m.gguf"
+    gguf.write_bytes(b"GGUF")
+    monkeypatch.setenv("DROPKV_CACHE", str(gguf))
+    monkeypatch.setattr(loading, "read_config", lambda *_: network.config)
+    monkeypatch.setattr(loading, "_tokenizer", lambda *_: tiny.tokenizer())
+    monkeypatch.setattr(loading, "_network", lambda *_: network)
+    checkpoint = find_checkpoint(str(gguf))
+    loading.load_checkpoint(checkpoint, "float32", [torch.device("cpu")], lambda config: None, note=say)
+    told = capsys.readouterr().err
+    assert (
+        told.startswith(f"note: the converted model cannot be kept in {gguf} (not a directory)")
+        and told.count("\n") == 1
+    )
+    assert gguf.read_bytes() == b"GGUF"
 
 
 def test_a_failed_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ def test_an_abandoned_answer_is_a_turn_as_far_as_it_has_come(kv):
     assert 1 <= len(turn.tokens) < 100 and not turn.stopped
     other = kv.chat()
     other.resume(chat.turns)
+    other.resume(other.turns)
+    assert other.turns == [turn] and other.turns[0] is not turn
     assert other.ask(QUESTIONS[1], SHORT).text == chat.ask(QUESTIONS[1], SHORT).text
 
 

@@ -16,6 +16,7 @@ from dropkv.attention import LayerDone, run_decoder, sliced_layers
 from dropkv.errors import ModelError
 from dropkv.kernels.causal import causal_attention
 from dropkv.models import LayerGeometry, Model
+from dropkv.spans import Cuts, Span
 
 SLICE = 2048  # tokens a layer computes at once
 
@@ -58,28 +59,25 @@ Visit = Callable[[LayerView], None]
 class CaptureRun:
     """The run of the forward call: fills one layer's buffers slice by slice and hands full-attention layers to `visit` when they are done."""
 
-    def __init__(
-        self, geometry: Sequence[LayerGeometry], n: int, window: int, slices: Sequence[tuple[int, int]]
-    ) -> None:
+    def __init__(self, geometry: Sequence[LayerGeometry], n: int, window: int) -> None:
         self.geometry = geometry
         self.n = n
         self.window = window
-        self.slices = slices
         self.visit: Visit = lambda view: None
-        self._slice = slices[0]
+        self._slice = Span(0, 0)
         self._kv: tuple[Tensor, Tensor] | None = None
         self._tail: list[Tensor] = []
         self._constants: tuple[float, float | None] = (1.0, None)
 
-    def enter(self, layer: int, number: int) -> None:
-        """A layer is about to compute slice `number`."""
-        self._slice = self.slices[number]
+    def enter(self, layer: int, span: Span) -> None:
+        """A layer is about to compute a slice."""
+        self._slice = span
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
         """Store the slice's k and v and its share of the last queries; gives its attention outputs."""
-        start, stop = self._slice
+        start, stop = self._slice.start, self._slice.stop
         if self._kv is None:
             self._kv = (k.new_empty(k.shape[1], self.n, k.shape[3]), v.new_empty(v.shape[1], self.n, v.shape[3]))
         keys, values = self._kv
@@ -108,10 +106,9 @@ class CaptureRun:
 def capture(model: Model, ids: Sequence[int], window: int, visit: Visit) -> None:
     """Read `ids` (template head included) once; `visit` gets every full-attention layer with its last `window` queries. Raises ModelError."""
     n = len(ids)
-    slices = [(start, min(n, start + SLICE)) for start in range(0, n, SLICE)]
-    run = CaptureRun(model.geometry, n, window, slices)
+    run = CaptureRun(model.geometry, n, window)
     run.visit = visit
     tokens = torch.tensor([list(ids)], device=model.device)
     positions = torch.arange(n, device=model.device).unsqueeze(0)
-    with torch.inference_mode(), sliced_layers(model.network, slices, run.enter, run.leave):
+    with torch.inference_mode(), sliced_layers(model.network, Cuts(n, (), SLICE), run.enter, run.leave):
         run_decoder(model.network, tokens, positions, run)

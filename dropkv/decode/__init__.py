@@ -1,0 +1,1 @@
+"""Answering many questions at once over shared prefixes."""

@@ -1,0 +1,206 @@
+"""The lists of entries that a selection leaves, sorted and cut (Triton): sorted in tiles, merged by rank, and, where heads share a budget,
+given the smallest budget that keeps each. The plain-torch twin is in `dropkv.budgets`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SORTED = 256  # entries of a sorted tile
+MINE = 64  # of them, those that one program ranks
+MERGED = 16  # tiles that an entry is looked up in at once
+EVERY = tl.constexpr(2147483647)
+ALPHA_SHIFT = tl.constexpr(1 << 62)  # what makes any share's bits a 64-bit argument
+
+
+def sort_and_cut(
+    keys: Tensor, lines: Tensor, offsets: Tensor, counts: Tensor, *, kept: int, n: int, forced: int, alpha: float | None
+) -> tuple[Tensor, Tensor]:
+    """Positions and admit int64 [kv_heads * kept] in file order, of lists that hold all that is kept and perhaps more.
+
+    keys int64 [2, spare], lines int32 [2, spare]: in the first rows the lists, head after head, unsorted, where offsets int32 [kv_heads + 1]
+    says; the rest is overwritten. alpha: the share of head-adaptive budgets, None for uniform ones; with it counts int64 [kv_heads], zeros, is
+    filled. n: keys of a head; forced: entries that every head keeps.
+    """
+    heads, spare, adaptive = len(counts), keys.shape[1], alpha is not None
+    wide, device = int(triton.next_power_of_2(heads)), keys.device
+    cut = {"SIZE": SORTED, "MINE": MINE, "HP": wide, "num_warps": 4}
+    pieces = (triton.cdiv(spare, SORTED) + heads) * (SORTED // MINE)
+    _sort_tiles[(pieces,)](keys, lines, offsets, heads, spare, WIDTH=min(32, SORTED), **cut)
+    positions = torch.empty(heads * kept, dtype=torch.int64, device=device)
+    admit = torch.empty(heads * kept, dtype=torch.int64, device=device)
+    _merge_tiles[(pieces,)](
+        keys, lines, positions, admit, offsets, heads, spare, kept, ADAPTIVE=adaptive, LEVELS=SORTED.bit_length(), WIDTH=MERGED,
+        maxnreg=72, **cut,
+    )  # fmt: skip
+    if alpha is not None:
+        bits = int.from_bytes(struct.pack(">d", alpha), "big")  # a number given to a kernel would be a float32
+        _admit[(triton.cdiv(spare, 32),)](
+            keys, lines, counts, offsets, bits + ALPHA_SHIFT.value, heads, spare, kept, forced, (kept + 1).bit_length(),
+            (min(n, spare).bit_length() + 1) // 2, MINE=32, HP=wide, num_warps=1,
+        )  # fmt: skip
+        _emit[(triton.cdiv(spare, 256),)](
+            lines, positions, admit, counts, offsets, heads, spare, MINE=256, HP=wide, num_warps=4
+        )
+    return positions, admit
+
+
+@triton.jit
+def _tile_head(OFFSETS, tile, heads, SIZE: tl.constexpr, HP: tl.constexpr):
+    """Which head a tile belongs to, where the tile begins and where its head does and ends; beyond the last tile: beginning = end."""
+    head = tl.arange(0, HP)
+    real = head < heads
+    begin = tl.load(OFFSETS + head, mask=real, other=0)
+    end = tl.load(OFFSETS + head + 1, mask=real, other=0)
+    tiles = (end - begin + SIZE - 1) // SIZE
+    up_to = tl.cumsum(tiles, 0)
+    own = tl.sum(((up_to <= tile) & real).to(tl.int32), 0)
+    before = tl.sum(tl.where(head < own, tiles, 0), 0)
+    mine = head == own
+    first, last = tl.sum(tl.where(mine, begin, 0), 0), tl.sum(tl.where(mine, end, 0), 0)
+    return first + (tile - before) * SIZE * (own < heads).to(tl.int32), first, last
+
+
+@triton.jit(do_not_specialize=["heads", "spare"])
+def _sort_tiles(
+    KEYS, LINES, OFFSETS, heads, spare, SIZE: tl.constexpr, MINE: tl.constexpr, WIDTH: tl.constexpr, HP: tl.constexpr
+):
+    """Each tile sorted by itself, behind the unsorted ones: an entry's place is the number of entries before it."""
+    tile, part = tl.program_id(0) // (SIZE // MINE), tl.program_id(0) % (SIZE // MINE)
+    start, _first, last = _tile_head(OFFSETS, tile, heads, SIZE, HP)
+    stop = tl.minimum(last, start + SIZE)
+    if start + part * MINE < stop:
+        line = start + part * MINE + tl.arange(0, MINE)
+        key = tl.load(KEYS + line, mask=line < stop, other=0)
+        place = tl.load(LINES + line, mask=line < stop, other=0)
+        ranks = tl.zeros([WIDTH, MINE], tl.int32)
+        for other in range(start, stop, WIDTH):
+            others = other + tl.arange(0, WIDTH)
+            their_key = tl.load(KEYS + others, mask=others < stop, other=0)[:, None]
+            their_place = tl.load(LINES + others, mask=others < stop, other=0)[:, None]
+            before = (their_key > key[None, :]) | ((their_key == key[None, :]) & (their_place < place[None, :]))
+            ranks += (before & (others < stop)[:, None]).to(tl.int32)
+        rank = tl.sum(ranks, 0)
+        tl.store(KEYS + spare + start + rank, key, mask=line < stop)
+        tl.store(LINES + spare + start + rank, place, mask=line < stop)
+
+
+@triton.jit
+def _precedes(KEYS, LINES, begin, probe, length, key, place, equal_before, LAYER: tl.constexpr):
+    """1 where the entry `probe` of a sorted list comes before mine: by key, then position. LAYER: a lower head's equal key comes before, one of
+    a higher head does not."""
+    inside = probe < length
+    at = begin + probe
+    their_key = tl.load(KEYS + at, mask=inside, other=0)
+    same = inside & (their_key == key)
+    their_place = tl.load(LINES + at, mask=same, other=0)
+    earlier = their_place < place
+    if LAYER:
+        earlier = (equal_before == 2) | ((equal_before == 1) & earlier)
+    return (inside & ((their_key > key) | (same & earlier))).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["heads", "spare", "count"])
+def _merge_tiles(
+    KEYS, LINES, POSITIONS, ADMIT, OFFSETS, heads, spare, count, ADAPTIVE: tl.constexpr,
+    LEVELS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, MINE: tl.constexpr, HP: tl.constexpr,
+):  # fmt: skip
+    """An entry's place in its head: its place in its tile, and the number of entries before it in every other one. Uniform budgets keep the
+    first `count`; for others the sorted list is needed once more."""
+    tile, part = tl.program_id(0) // (SIZE // MINE), tl.program_id(0) % (SIZE // MINE)
+    start, first, last = _tile_head(OFFSETS, tile, heads, SIZE, HP)
+    stop = tl.minimum(last, start + SIZE)
+    if start + part * MINE < stop:
+        line = start + part * MINE + tl.arange(0, MINE)
+        key = tl.load(KEYS + spare + line, mask=line < stop, other=0)
+        place = tl.load(LINES + spare + line, mask=line < stop, other=0)
+        # Neighbours in a sorted tile look at neighbouring places of other tiles, and Triton gives neighbours of the first dimension to one warp.
+        ranks = tl.zeros([MINE, WIDTH], tl.int32)
+        for group in range(first, last, SIZE * WIDTH):
+            begin = (group + tl.arange(0, WIDTH) * SIZE)[None, :]
+            length = tl.where(begin == start, 0, tl.minimum(tl.maximum(last - begin, 0), SIZE))
+            found = tl.zeros([MINE, WIDTH], tl.int32)
+            for level in range(0, LEVELS):
+                step = SIZE >> level
+                probe = found + step - 1
+                found += step * _precedes(
+                    KEYS, LINES, spare + begin, probe, length, key[:, None], place[:, None], 0, False
+                )
+            ranks += found
+        rank = line - start + tl.sum(ranks, 1)
+        if ADAPTIVE:
+            tl.store(KEYS + first + rank, key, mask=line < stop)
+            tl.store(LINES + first + rank, place, mask=line < stop)
+        else:
+            ends = tl.load(OFFSETS + tl.arange(0, HP) + 1, mask=tl.arange(0, HP) < heads, other=EVERY)
+            to = tl.sum((ends <= first).to(tl.int32), 0) * count + rank
+            tl.store(POSITIONS + to, place.to(tl.int64), mask=(line < stop) & (rank < count))
+            tl.store(ADMIT + to, (rank + 1).to(tl.int64), mask=(line < stop) & (rank < count))
+
+
+@triton.jit(do_not_specialize=["alpha_bits", "heads", "spare", "count", "forced", "count_bits", "levels"])
+def _admit(
+    KEYS, LINES, COUNTS, OFFSETS, alpha_bits, heads, spare, count, forced, count_bits, levels, MINE: tl.constexpr, HP: tl.constexpr
+):  # fmt: skip
+    """The smallest count per head whose kept set holds each entry (dropkv.budgets.adaptive_admit), count + 1 for those that are not kept, in
+    place of the unsorted lines; and how many are kept of each head."""
+    line = tl.program_id(0) * MINE + tl.arange(0, MINE)
+    head = tl.arange(0, HP)
+    real = head < heads
+    begin = tl.load(OFFSETS + head, mask=real, other=0)[None, :]
+    end = tl.load(OFFSETS + head + 1, mask=real, other=0)[None, :]
+    inside = line < tl.load(OFFSETS + heads)
+    own = tl.sum(((end <= line[:, None]) & real[None, :]).to(tl.int32), 1)
+    mine = head[None, :] == own[:, None]
+    in_head = line - tl.sum(tl.where(mine, begin, 0), 1)
+    key = tl.load(KEYS + line, mask=inside, other=0)[:, None]
+    place = tl.load(LINES + line, mask=inside, other=0)[:, None]
+    equal_before = tl.where(head[None, :] < own[:, None], 2, mine.to(tl.int32))
+    length = tl.where(inside[:, None], end - begin, 0)
+    found = tl.zeros([MINE, HP], tl.int32)  # entries of every head that come before, in the order of the whole layer
+    for level in range(0, levels):  # three probes at a time: what takes time here is waiting for them
+        step = 1 << (2 * (levels - 1 - level))
+        more = tl.zeros([MINE, HP], tl.int32)
+        for quarter in tl.static_range(1, 4):
+            more += _precedes(KEYS, LINES, begin, found + quarter * step - 1, length, key, place, equal_before, True)
+        found += more * step
+    found += _precedes(KEYS, LINES, begin, found, length, key, place, equal_before, True)
+    alpha = (alpha_bits - ALPHA_SHIFT).to(tl.float64, bitcast=True)
+    low = tl.full([MINE], 1, tl.int32)
+    high = tl.zeros([MINE], tl.int32) + count + 1
+    for _step in range(0, count_bits):
+        middle = (low + high) >> 1
+        floor = tl.minimum((alpha * middle.to(tl.float64) + 1e-9).to(tl.int32), middle)
+        floor = tl.maximum(floor, forced)
+        ahead = tl.sum(tl.where(real[None, :], tl.maximum(found - floor[:, None], 0), 0).to(tl.int64), 1)
+        holds = (in_head < floor) | (ahead < (middle - floor).to(tl.int64) * heads)
+        open_ = low < high
+        high = tl.where(open_ & holds, middle, high)
+        low = tl.where(open_ & (holds == 0), middle + 1, low)
+    kept = inside & (high <= count)
+    tl.store(LINES + spare + line, high, mask=inside)
+    each = tl.sum((mine & kept[:, None]).to(tl.int32), 0).to(tl.int64)
+    tl.atomic_add(COUNTS + head, each, mask=real & (each > 0), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["heads", "spare"])
+def _emit(LINES, POSITIONS, ADMIT, COUNTS, OFFSETS, heads, spare, MINE: tl.constexpr, HP: tl.constexpr):
+    """The kept entries of all heads end to end: the first of each sorted list."""
+    line = tl.program_id(0) * MINE + tl.arange(0, MINE)
+    head = tl.arange(0, HP)
+    real = head < heads
+    begin = tl.load(OFFSETS + head, mask=real, other=0)
+    end = tl.load(OFFSETS + head + 1, mask=real, other=0)
+    counts = tl.load(COUNTS + head, mask=real, other=0).to(tl.int32)
+    own = tl.sum(((end[:, None] <= line[None, :]) & real[:, None]).to(tl.int32), 0)
+    mine = head[:, None] == own[None, :]
+    rank = line - tl.sum(tl.where(mine, begin[:, None], 0), 0)
+    to = rank + tl.sum(tl.where(mine, (tl.cumsum(counts, 0) - counts)[:, None], 0), 0)
+    kept = (line < tl.load(OFFSETS + heads)) & (rank < tl.sum(tl.where(mine, counts[:, None], 0), 0))
+    tl.store(POSITIONS + to, tl.load(LINES + line, mask=kept, other=0).to(tl.int64), mask=kept)
+    tl.store(ADMIT + to, tl.load(LINES + spare + line, mask=kept, other=0).to(tl.int64), mask=kept)

@@ -1,0 +1,98 @@
+"""All probes of one span at once, by the fused kernels, where a GPU and the methods allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dropkv.kernels.triton_here import slower, triton_works
+from dropkv.methods import MAX_MAX, LayerScores, Method, odds_times_distance, probability
+from dropkv.models import LayerGeometry
+from dropkv.observers import Probe
+from dropkv.spans import Span
+
+if TYPE_CHECKING:
+    from dropkv.kernels.fused_replay import Prepared
+
+MOST = 256  # dimensions of a head
+
+
+def asks_for_odds(method: Method) -> bool | None:
+    """Whether a method's score is the largest odds x distance of any query (True) or the largest probability (False); None for all others."""
+    more = method.weigh or method.beside or method.beside_window or method.projected
+    if method.reduction != MAX_MAX or method.power != 1 or more:
+        return None
+    return {odds_times_distance: True, probability: False}.get(method.observed)  # type: ignore[arg-type]
+
+
+class FusedProbes:
+    """The probes of one document, for the methods that observe with them; places on the device are made once and serve every layer.
+
+    forced: True for the kernels wherever they are, also under Triton's interpreter; False for never.
+    """
+
+    def __init__(self, methods: Sequence[Method], *, forced: bool | None = None) -> None:
+        self.kinds = [asks_for_odds(method) for method in methods if method.observed is not None]
+        self.forced = forced
+        self._prepared: dict[tuple[object, ...], Prepared] = {}
+
+    def serve(self, geometry: LayerGeometry, span: Span, q: Tensor, softcap: float | None) -> bool:
+        """Whether this span of a layer can be computed here; each probe sees one range besides the scored one, or none."""
+        if None in self.kinds or geometry.kind != "full" or any(len(probe.seen) > 1 for probe in span.probes):
+            return False
+        lacking = ""
+        if softcap is not None:
+            lacking = "soft-capped logits"
+        elif max(geometry.d_k, geometry.d_v) > MOST:
+            lacking = f"heads of {max(geometry.d_k, geometry.d_v)} dimensions"
+        elif self.forced is None and q.dtype not in (torch.float16, torch.bfloat16):
+            lacking = str(q.dtype).removeprefix("torch.")
+        if lacking and q.is_cuda:
+            slower(
+                f"there is no kernel for replays with {lacking}, so they are computed one by one, which takes longer"
+            )
+        if lacking or self.forced is not None:
+            return not lacking and bool(self.forced)
+        return triton_works(q.device)
+
+    def attend(
+        self, span: Span, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float
+    ) -> tuple[Tensor, list[LayerScores]]:
+        """Outputs [heads, T, d_v] of the span's tokens, and for every observing method the scores of the document's keys, 0 where the span's
+        probes do not look. Shapes as in `fused_replay`."""
+        from dropkv.kernels.fused_replay import fused_replay
+
+        prepared = self._places(span, q, k, v)
+        out: Tensor | None = None
+        scores: dict[bool, LayerScores] = {}
+        for kind in sorted({bool(kind) for kind in self.kinds}) or [False]:
+            out, raw = fused_replay(q, k, v, own_k, own_v, prepared, scale=scale, odds=kind)
+            scores[kind] = LayerScores(raw)
+        assert out is not None
+        return out, [scores[bool(kind)] for kind in self.kinds]
+
+    def _places(self, span: Span, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
+        from dropkv.kernels.fused_replay import prepare
+
+        shape = (span.start, span.stop, len(q) // len(k), q.shape[-1], v.shape[-1], q.device)
+        if shape not in self._prepared:
+            self._prepared[shape] = prepare(
+                segments_of(span.probes), len(q) // len(k), max(q.shape[-1], v.shape[-1]), q.device
+            )
+        return self._prepared[shape]
+
+
+def segments_of(probes: Sequence[Probe]) -> list[tuple[int, ...]]:
+    """For each probe (start, stop, observing) among all probes' tokens, and the document ranges that it scores and sees besides."""
+    found: list[tuple[int, ...]] = []
+    start = 0
+    for probe in probes:
+        stop = start + len(probe.ids)
+        observing = start if probe.observing is None else max(start, stop - probe.observing)
+        (seen,) = probe.seen or ((0, 0),)
+        found.append((start, stop, observing, *probe.scored, *seen))
+        start = stop
+    return found
