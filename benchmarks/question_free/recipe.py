@@ -50,6 +50,7 @@ class Recipe:
     then keep the same tokens. standing None: the token's nats. scope: the heads of the "model", of the "layer" alone, or of the layers "so far",
     the last two known while the layers go by.
     heads: only this share of all heads, those with the largest mean score, share what is not forced; 0 for all.
+    fade: the heads in the order of their mean scores count less and less, half after every such share of all heads; 0: all alike.
     rule: the budgets and what is forced. own: what decides inside a head about the part that every head has (alpha), None for the score.
     seed: every head first keeps so many entries, the best by `seed_part`.
     """
@@ -67,6 +68,7 @@ class Recipe:
     standing_pool: tuple[str, ...] = ()
     scope: Literal["model", "layer", "so far"] = "model"
     heads: float = 0.0
+    fade: float = 0.0
     rule: Rule = SHARED
     own: Part | None = None
     seed: int = 0
@@ -95,6 +97,10 @@ class Recipe:
             means = raw.mean(-1)
             least = means.flatten().topk(max(1, round(self.heads * means.numel()))).values[-1]
             pooled = pooled * (means >= least).unsqueeze(-1)
+        if self.fade:
+            means = raw.mean(-1)
+            place = (-means.flatten()).argsort().argsort().view_as(means)
+            pooled = pooled * torch.exp2(-place / (self.fade * means.numel())).unsqueeze(-1)
         if self.seed:
             best = self.seed_part.of(seen).topk(min(self.seed, raw.shape[-1]), -1).indices
             pooled = pooled.scatter(-1, best, torch.finfo(torch.float32).max)

@@ -206,6 +206,15 @@ def together() -> dict[str, list[Recipe]]:
                 (replace(told_two, heads=0.27, name="two told 0.27"), Part("step/sum"), (0.3, 0.5)),
                 (replace(told_two, heads=0.53, name="two told 0.53"), Part("step/sum"), (0.3,)),
                 (replace(told_two, name="two told p", parts=(P_TOLD,)), Part("p/sum"), (0.3, 0.5)),
+                *[
+                    (
+                        replace(base, name=f"{base.name}, fade {fade:g}", heads=0, fade=fade),
+                        Part("step/sum"),
+                        (0.3, 0.5),
+                    )
+                    for base in (two, told_two)
+                    for fade in (0.07, 0.15, 0.3)
+                ],
                 (two, STEP, (0.3, 0.5)),
                 (two, Part("p/max"), (0.3,)),
                 (replace(two, name="two 0.27", heads=0.27), Part("step/sum"), (0.2, 0.3, 0.5)),

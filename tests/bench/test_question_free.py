@@ -198,6 +198,9 @@ def test_balance_and_heads():
 
     assert counts()[5] == 26 and max(counts(balance="head max")) < 12
     assert sum(number > 2 for number in counts(balance="head mean", heads=1 / 3)) == 2
+    faded = counts(balance="head ranks", fade=0.1)
+    order = sorted(range(6), key=lambda head: -float(x.flatten(0, 2)[head].mean()))
+    assert [faded[head] for head in order] == sorted(faded, reverse=True) and faded[order[0]] > faded[order[-1]]
     assert sum(counts(balance="head ranks")) == 36 and min(counts(seed=4)) >= 4 > min(counts())
 
 
