@@ -101,8 +101,11 @@ class Study:
         text = Text.of(self.model.tokenizer, reading.ids, reading.told.device)
         masks = []
         for recipe in self.recipes:
-            ranking = recipe.ranking(reading.seen, reading.told, text)
-            masks.extend(ranking.keep(budget) for budget in self.budgets)
+            ranking = None
+            for budget in self.budgets:
+                if ranking is None or recipe.grow:
+                    ranking = recipe.ranking(reading.seen, reading.told, text, budget)
+                masks.append(ranking.keep(budget))
         return torch.stack([torch.ones_like(masks[0]), *masks])
 
     def _answered(

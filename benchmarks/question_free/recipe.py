@@ -50,6 +50,8 @@ class Recipe:
     then keep the same tokens. standing None: the token's nats. scope: the heads of the "model", of the "layer" alone, or of the layers "so far",
     the last two known while the layers go by.
     heads: only this share of all heads, those with the largest mean score, share what is not forced; 0 for all.
+    grow: that share is one for a budget of 5 %, and grows with the budget to this power (kept sets are then nested only where each head's
+    part grows with the budget).
     fade: the heads in the order of their mean scores count less and less, half after every such share of all heads; 0: all alike.
     rule: the budgets and what is forced. own: what decides inside a head about the part that every head has (alpha), None for the score.
     seed: every head first keeps so many entries, the best by `seed_part`.
@@ -68,6 +70,7 @@ class Recipe:
     standing_pool: tuple[str, ...] = ()
     scope: Literal["model", "layer", "so far"] = "model"
     heads: float = 0.0
+    grow: float = 0.0
     fade: float = 0.0
     rule: Rule = SHARED
     own: Part | None = None
@@ -83,8 +86,8 @@ class Recipe:
             parts.append(self.standing)
         return {(part.observer, part.statistic) for part in parts}
 
-    def ranking(self, seen: Seen, told: Tensor, text: Text) -> Ranking:
-        """The order in which a document's entries are kept. told float32 [n]: nats of its tokens."""
+    def ranking(self, seen: Seen, told: Tensor, text: Text, budget: float = 0.05) -> Ranking:
+        """The order in which a document's entries are kept. told float32 [n]: nats of its tokens. budget: what `grow` goes by."""
         raw = self._scores(seen, told)
         pooled = _pooled(self._balanced(raw), self.pool, text)
         if self.floor:
@@ -95,7 +98,8 @@ class Recipe:
             pooled = pooled * standing.clamp(min=TINY).pow(self.together)
         if self.heads:
             means = raw.mean(-1)
-            least = means.flatten().topk(max(1, round(self.heads * means.numel()))).values[-1]
+            share = min(1.0, self.heads * (budget / 0.05) ** self.grow)
+            least = means.flatten().topk(max(1, round(share * means.numel()))).values[-1]
             pooled = pooled * (means >= least).unsqueeze(-1)
         if self.fade:
             means = raw.mean(-1)

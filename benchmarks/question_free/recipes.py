@@ -15,13 +15,9 @@ FINALISTS = (  # the candidates that docs/question-free.md names
     "default, p",
     "step",
     "p",
-    "told",
     "told, pool words sum",
-    "around, balance_power 0.75",
     "around, heads 0.4, mean 11",
     "by layer, standing_pool max 9",
-    "by layer, standing nats",
-    "plain, scope so far",
     "plain by heads, mean 11, together 1",
     "plain by heads, mean 11, so far",
     "two, 10 % by step/sum",
@@ -30,7 +26,10 @@ FINALISTS = (  # the candidates that docs/question-free.md names
     "two told, 30 % by step/sum",
     "two told, 50 % by step/sum",
     "two 0.27, 30 % by step/sum",
-    "two told 0.27, 30 % by step/sum",
+    "two told 0.27, 50 % by step/sum",
+    "two told 0.53, 30 % by step/sum",
+    "two growing, 30 % by step/sum",
+    "two told growing, 30 % by step/sum",
 )
 
 

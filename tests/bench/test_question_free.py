@@ -198,6 +198,10 @@ def test_balance_and_heads():
 
     assert counts()[5] == 26 and max(counts(balance="head max")) < 12
     assert sum(number > 2 for number in counts(balance="head mean", heads=1 / 3)) == 2
+    recipe = Recipe("r", rule=rule, balance="head mean", heads=1 / 6, grow=1.0)
+    for budget, heads in ((0.1, 2), (0.2, 4)):
+        keep = recipe.ranking(seen, torch.ones(30), text, budget).keep(0.2)
+        assert int((keep.sum(-1) > 2).sum()) == heads
     faded = counts(balance="head ranks", fade=0.1)
     order = sorted(range(6), key=lambda head: -float(x.flatten(0, 2)[head].mean()))
     assert [faded[head] for head in order] == sorted(faded, reverse=True) and faded[order[0]] > faded[order[-1]]
