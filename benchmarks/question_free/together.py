@@ -215,6 +215,14 @@ def together() -> dict[str, list[Recipe]]:
                     for base in (two, told_two)
                     for fade in (0.07, 0.15, 0.3)
                 ],
+                *[
+                    (
+                        replace(base, name=f"{base.name} growing", heads=0.27, grow=0.42),
+                        Part("step/sum"),
+                        (0.2, 0.3, 0.5),
+                    )
+                    for base in (two, told_two)
+                ],
                 (two, STEP, (0.3, 0.5)),
                 (two, Part("p/max"), (0.3,)),
                 (replace(two, name="two 0.27", heads=0.27), Part("step/sum"), (0.2, 0.3, 0.5)),
