@@ -30,6 +30,7 @@ from dropkv import load_model
 from dropkv.bench.accuracy import question_tokens
 from dropkv.bench.results import Line, Results, key_of
 from dropkv.bench.tasks import Question, Sample, Task, get
+from dropkv.errors import UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 
@@ -222,10 +223,13 @@ def chosen(head_tokens: int, group_names: str, recipe_names: str) -> list[Recipe
     known = groups(head_tokens)
     known["finalists"] = [recipe for own in known.values() for recipe in own if recipe.name in FINALISTS]
     names = [name for name in group_names.split(",") if name] or ([] if recipe_names else list(known))
-    recipes = [recipe for name in names for recipe in known[name]]
+    recipes = [recipe for name in names for recipe in known.get(name, ())]
     every = {recipe.name: recipe for own in known.values() for recipe in own}
     wanted = {recipe.name: recipe for recipe in [every[DEFAULT], *recipes]}
-    wanted |= {name.strip(): every[name.strip()] for name in recipe_names.split(";") if name.strip()}
+    asked = [name.strip() for name in recipe_names.split(";") if name.strip()]
+    for unknown in [name for name in names if name not in known] + [name for name in asked if name not in every]:
+        raise UsageError(f"no group or recipe {unknown!r}: --list prints them")
+    wanted |= {name: every[name] for name in asked}
     return list(wanted.values())
 
 

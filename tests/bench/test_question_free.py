@@ -19,6 +19,7 @@ from dropkv import methods
 from dropkv.bench.masks import Masks
 from dropkv.bench.results import Results
 from dropkv.bench.tasks import Question, Sample, Task
+from dropkv.errors import UsageError
 from dropkv.methods import Method, Pool
 from dropkv.methods._base import probability
 from dropkv.methods._layer import LayerScores
@@ -221,6 +222,14 @@ def test_every_candidate_has_its_name_and_can_be_ranked(read):
         for observer, statistic in recipe.wanted:
             seen.setdefault(observer, {})[statistic] = one
         assert int(recipe.ranking(seen, readings[0].told, text).keep(0.5).sum()) == 3 * 2 * (N // 2)
+
+
+def test_unknown_names_are_refused():
+    for arguments in (("nothing", ""), ("", "told;nothing")):
+        with pytest.raises(UsageError, match="'nothing': --list"):
+            study.chosen(6, *arguments)
+    assert [recipe.name for recipe in study.chosen(6, "", "told")] == [DEFAULT, "told"]
+    assert {recipe.name for recipe in study.chosen(6, "finalists", "")} == set(FINALISTS)
 
 
 class Echo(Task):
