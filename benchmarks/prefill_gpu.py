@@ -2,7 +2,7 @@
 
     python benchmarks/prefill_gpu.py [--shape mistral-7b] [--tokens 32768,131072] [--observe tail,replay] [--budget 0.05] [--repeat 3] [--profile]
 
-The networks have a model's shape and random weights, made on the GPU from a configuration written here: nothing is fetched. plain is
+The networks have a model's shape and random weights, made on the GPU from the configurations of `dropkv bench speed`. plain is
 transformers' forward call (sdpa, its own cache, logits of the last token). The others are `dropkv.prefill`, with the kept entries as a file
 would have them; a held-out text of 512 tokens stands behind the document as in `compress`, its time counted apart. Medians of --repeat runs
 after one that warms up; the peaks are those of PyTorch's allocator, weights included.
@@ -16,67 +16,23 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import transformers
 
 from dropkv import attention, methods
+from dropkv.bench.speed.shapes import SHAPES, make_network
 from dropkv.devices import wait_for
 from dropkv.fidelity import HeldOut
 from dropkv.footprint import footprint, slice_for
 from dropkv.memory import read_peak, start_peak
-from dropkv.models import Model, geometry_of
+from dropkv.models import Model
 from dropkv.observers import Observation
 from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
 from dropkv.prefill import prefill
-from dropkv.rope import rope_of
 
-LLAMA_3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "mistral-7b": dict(
-        model_type="mistral",
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        sliding_window=None,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    ),
-    "llama-3.1-8b": dict(
-        model_type="llama",
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        rope_parameters=LLAMA_3_ROPE,
-    ),
-    "qwen2.5-7b": dict(
-        model_type="qwen2",
-        vocab_size=152064,
-        hidden_size=3584,
-        intermediate_size=18944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e7},
-    ),
-}
-SHAPES["tiny"] = SHAPES["mistral-7b"] | dict(
+TINY = SHAPES["mistral-7b"] | dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16
 )  # to try this script without a GPU: --shape tiny --device cpu --tokens 2000
 HEAD = 24  # tokens of a template head
@@ -96,26 +52,8 @@ class Instruction:
 
 def build(shape: str, device: torch.device) -> Model:
     """A random network of a shape, bfloat16."""
-    given = dict(SHAPES[shape])
-    config = transformers.AutoConfig.for_model(given.pop("model_type"), max_position_embeddings=1 << 19, **given)
-    attention.register()
-    with device:
-        network = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation=attention.NAME
-        ).eval()
-    return Model(
-        network=network,
-        tokenizer=None,
-        id=shape,
-        source="folder",
-        revision=None,
-        device=device,
-        dtype=torch.bfloat16,
-        geometry=geometry_of(network.config),
-        max_positions=1 << 19,
-        stop_ids=frozenset(),
-        rope=rope_of(network.config),
-    )
+    given = TINY if shape == "tiny" else SHAPES[shape]
+    return make_network(shape, given | {"max_position_embeddings": 1 << 19}, torch.bfloat16, device)
 
 
 def observation_of(name: str, ids: Sequence[int], chunk: int) -> Observation:
@@ -194,7 +132,7 @@ class Bench:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--shape", choices=sorted(SHAPES), default="mistral-7b")
+    options.add_argument("--shape", choices=[*SHAPES, "tiny"], default="mistral-7b")
     options.add_argument("--tokens", default="32768,131072")
     options.add_argument("--observe", default="tail,replay")
     options.add_argument("--budget", type=float, default=0.05)

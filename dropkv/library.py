@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
 from os.path import isfile
@@ -26,8 +25,9 @@ from dropkv.models import Model, load_model
 from dropkv.prompts import Seam, question_list
 from dropkv.settings import CompressOptions, CompressSettings, Sampling
 from dropkv.shrinking import chooser, shrink_prefix
-from formats import Contents, Header, Metadata, Place, read_file
+from formats import Contents, Header, Landing, Metadata, Place, read_file
 from formats.errors import printable, show_path, show_place
+from formats.landing import landed
 
 LONGEST_NAME = 255  # letters of a text that might be a file name by mistake
 
@@ -199,44 +199,70 @@ def load(
 
     budget: a smaller one than the file's own, as `shrink` would store it; only its entries are read, and what covers them checked.
     model: a loaded model, a name, or None for the one the file names. Every byte of the file is checked before the model is
-    loaded. Raises FormatError for a file that fails its checks, IdentityError for another model's file (unless
-    allow_mismatch), ModelError, HubError, and with a budget what `KVFile.shrink` raises.
+    loaded; with a loaded one they are checked on their way to its device. Raises FormatError for a file that fails its checks,
+    IdentityError for another model's file (unless allow_mismatch), ModelError, HubError, and with a budget what `KVFile.shrink` raises.
     """
+    if isinstance(model, Model):
+        return _onto(for_questions(path, budget), model, budget, allow_mismatch=allow_mismatch)
     opened = open_file(path, budget=budget)
-    if not isinstance(model, Model):
-        model = load_for(opened.header, model, revision=revision, dtype=dtype, device=device)
-    return opened.with_model(model, allow_mismatch=allow_mismatch)
+    loaded = load_for(opened.header, model, revision=revision, dtype=dtype, device=device)
+    return opened.with_model(loaded, allow_mismatch=allow_mismatch)
 
 
-@dataclass(frozen=True)
+def _onto(place: Place, model: Model, budget: float | int | None, *, allow_mismatch: bool) -> KVFile:
+    """Read a file straight to where the model computes."""
+    started = time.perf_counter()
+    seams: list[Seam] = []
+
+    def onto(metadata: Metadata) -> Landing:
+        seams.append(_seam(metadata, model, place, allow_mismatch=allow_mismatch))
+        return Landing(tuple(model.devices), model.dtype)
+
+    contents = read_file(place, choose=None if budget is None else chooser(budget, show_place(place)), onto=onto)
+    metadata = contents.header.metadata
+    prefix = Prefix(contents.layers, model.geometry, metadata.document.tokens)
+    return KVFile(Session(model, seams[0], prefix), metadata, time.perf_counter() - started)
+
+
+def _seam(metadata: Metadata, model: Model, place: Place, *, allow_mismatch: bool) -> Seam:
+    """The prompts of a file's questions to a model. Raises IdentityError for another model's file."""
+    tokenizer = metadata.tokenizer
+    seam = Seam.of(model.tokenizer, system=tokenizer.system, arguments=tokenizer.template_arguments, name=model.id)
+    check(metadata, model, seam, allow_mismatch=allow_mismatch, path=place)
+    shapes = [(g.kind, g.query_heads, g.kv_heads, g.d_k, g.d_v, g.window) for g in model.geometry]
+    wanted = [(i.kind, i.query_heads, i.kv_heads, i.d_k, i.d_v, i.window) for i in metadata.layers]
+    if shapes != wanted:
+        raise IdentityError(
+            f"{show_place(place)}: its layers have other shapes than those of {model.id}: "
+            f"use the model it was made with, {printable(metadata.model.id, 80)}"
+        )
+    return seam
+
+
 class OpenedFile:
     """A file read and checked, not yet met by a model; seconds: what that took."""
 
-    path: Place
-    contents: Contents
-    seconds: float
-
-    @property
-    def header(self) -> Header:
-        """What the file says of itself."""
-        return self.contents.header
+    def __init__(self, path: Place, contents: Contents, seconds: float, budget: float | int | None = None) -> None:
+        self.path = path
+        self.header: Header = contents.header  # what the file says of itself, at that budget
+        self.seconds = seconds
+        self._budget = budget
+        self._layers = list(contents.layers)
 
     def with_model(self, model: Model, *, allow_mismatch: bool = False) -> KVFile:
-        """Ready for questions. Raises IdentityError for another model's file (unless allow_mismatch; other shapes never pass)."""
-        metadata, tokenizer = self.header.metadata, self.header.metadata.tokenizer
-        seam = Seam.of(model.tokenizer, system=tokenizer.system, arguments=tokenizer.template_arguments, name=model.id)
-        check(metadata, model, seam, allow_mismatch=allow_mismatch, path=self.path)
-        shapes = [(g.kind, g.query_heads, g.kv_heads, g.d_k, g.d_v, g.window) for g in model.geometry]
-        wanted = [(i.kind, i.query_heads, i.kv_heads, i.d_k, i.d_v, i.window) for i in metadata.layers]
-        if shapes != wanted:
-            raise IdentityError(
-                f"{show_place(self.path)}: its layers have other shapes than those of {model.id}: "
-                f"use the model it was made with, {printable(metadata.model.id, 80)}"
-            )
+        """Ready for questions. Raises IdentityError for another model's file (unless allow_mismatch; other shapes never pass).
+
+        The first call takes the entries with it, so that they are not in memory twice; later ones read the file again.
+        """
+        metadata = self.header.metadata
+        seam = _seam(metadata, model, self.path, allow_mismatch=allow_mismatch)
+        if not self._layers:
+            return _onto(self.path, model, self._budget, allow_mismatch=allow_mismatch)
         started = time.perf_counter()
-        stored = Prefix(self.contents.layers, model.geometry, metadata.document.tokens, metadata.quantization)
-        prefix = stored.to(model.devices, model.dtype)
+        layers, self._layers = self._layers, []
+        entries = landed(layers, metadata, Landing(tuple(model.devices), model.dtype))
         wait_for(model.devices)
+        prefix = Prefix(entries, model.geometry, metadata.document.tokens)
         return KVFile(Session(model, seam, prefix), metadata, self.seconds + time.perf_counter() - started)
 
 
@@ -249,7 +275,7 @@ def open_file(path: Place, *, budget: float | int | None = None) -> OpenedFile:
     choose = None if budget is None else chooser(budget, show_place(path))
     place = for_questions(path, budget)
     contents = read_file(place, choose=choose)
-    return OpenedFile(place, contents, time.perf_counter() - started)
+    return OpenedFile(place, contents, time.perf_counter() - started, budget)
 
 
 def load_for(

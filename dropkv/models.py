@@ -104,8 +104,8 @@ def load_model(
     Raises ModelError when it cannot be found, loaded or served, UsageError for an unknown dtype or device.
     """
     name = _name(name)
-    wanted = _dtype_name(dtype)
-    places = _devices(device)
+    wanted = dtype_named(dtype)
+    places = devices_named(device)
     from dropkv import attention
     from dropkv.loading import load_checkpoint, read_config, require_packages
 
@@ -127,7 +127,7 @@ def load_outline(
     Arguments as for `load_model`. Of a Hub model that is not here, only configuration and tokenizer are fetched. Raises ModelError,
     UsageError.
     """
-    wanted, place = _dtype_name(dtype), _devices(device)[0]
+    wanted, place = dtype_named(dtype), devices_named(device)[0]
     from dropkv import attention
     from dropkv.loading import load_empty, read_config
 
@@ -281,7 +281,7 @@ def _name(name: object) -> str:
     return os.fspath(name)
 
 
-def _dtype_name(name: object) -> str:
+def dtype_named(name: object) -> str:
     """The name of a dtype, which may be given as torch's own."""
     name = str(name).removeprefix("torch.")
     plain = DTYPES.get(name, name)
@@ -291,7 +291,7 @@ def _dtype_name(name: object) -> str:
     return plain
 
 
-def _devices(name: object) -> tuple[torch.device, ...]:
+def devices_named(name: object) -> tuple[torch.device, ...]:
     """One device, which may be given as torch's own, or the GPUs that weights may be spread over."""
     import torch
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from formats.errors import WriteFailed as WriteFailed
     from formats.header import FORMAT_VERSION as FORMAT_VERSION
     from formats.header import Header as Header
+    from formats.landing import Landing as Landing
     from formats.layout import TensorInfo as TensorInfo
     from formats.metadata import BudgetInfo as BudgetInfo
     from formats.metadata import DocumentInfo as DocumentInfo
@@ -50,6 +51,7 @@ _PUBLIC = {
     "FORMAT_VERSION": "formats.header",
     "FormatError": "formats.errors",
     "Header": "formats.header",
+    "Landing": "formats.landing",
     "LayerEntries": "formats.entries",
     "LayerInfo": "formats.metadata",
     "Metadata": "formats.metadata",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 INDEX_FIELDS = ("offsets", "positions", "admit", "scores")
 ENTRY_FIELDS = ("keys", "values")
 STORED_FIELDS = (*SCALE_FIELDS, *ENTRY_FIELDS)  # where the bytes are
+LARGE = 2 << 20  # bytes of a large page, and the least for which any are asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +66,27 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def allocate(info: TensorInfo) -> Tensor:
-    """Uninitialised memory for one tensor of a file, aligned as torch aligns all its memory."""
+    """Uninitialised host memory for one tensor of a file, as `fresh` gives it."""
+    return fresh(info.shape, torch_dtype(info.dtype))
+
+
+def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Uninitialised memory, on the host unless a device is given. Raises RuntimeError when there is not enough.
+
+    The system is asked for large pages of host memory: being given it page by page takes longer than reading a file into it.
+    """
     import torch
 
-    return torch.empty(info.shape, dtype=torch_dtype(info.dtype))
+    size = math.prod(shape) * dtype.itemsize
+    if (device is not None and device.type != "cpu") or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise RuntimeError(f"no memory for {size} bytes") from error
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(tuple(shape))
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:

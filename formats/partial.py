@@ -6,14 +6,20 @@ of neighbouring parts, heads and tensors share a read where little lies between 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from formats.blocks import block_place, check_block, run_all
+from formats.entries import torch_dtype
 from formats.header import Header
-from formats.layout import TensorInfo
+from formats.layout import ITEM_BYTES, TensorInfo
 from formats.source import Source
+from formats.staging import Buffer, Buffers, staging
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -64,32 +70,104 @@ def plan_reads(header: Header, parts: Iterable[Part], *, gap: int, longest: int)
     return tuple(Read(run[0].start, run[-1].stop, tuple(run)) for run in runs)
 
 
-def read_parts(source: Source, header: Header, wanted: Sequence[tuple[Part, memoryview]], threads: int) -> None:
-    """Fill each memoryview with its part; only the blocks that cover the parts are checked.
+def read_parts(
+    source: Source,
+    header: Header,
+    wanted: Sequence[tuple[Part, memoryview | Tensor]],
+    threads: int,
+    buffers: Buffers | None = None,
+) -> None:
+    """Fill each memoryview, or each tensor, with its part; only the blocks that cover the parts are checked.
 
-    Memory: for each thread a buffer of one read, and what a block is decompressed to. Raises CorruptFile naming tensor and
+    A tensor [numbers] may be on any device and of another type than the part's, which its numbers are then turned into; copies may
+    still be on their way when this returns, until `buffers` have been waited for (None: there are none that could be).
+    Memory: for each buffer one read, and as much again of decompressed bytes. Raises CorruptFile naming tensor and
     block; the memory may then hold some of the parts: drop it.
     """
-    places: dict[tuple[str, int], list[tuple[Part, memoryview]]] = {}
+    if buffers is None:
+        with staging(threads) as own:
+            return read_parts(source, header, wanted, threads, own)
+    places: _Places = {}
     for part, out in wanted:
-        assert 0 <= part.start <= part.stop <= part.info.size and len(out) == part.size
+        assert 0 <= part.start <= part.stop <= part.info.size
+        assert part.size == (len(out) if isinstance(out, memoryview) else len(out) * ITEM_BYTES[part.info.dtype])
         for number in _numbers(header, part):
             places.setdefault((part.info.name, number), []).append((part, out))
     reads = plan_reads(header, (part for part, _ in wanted), gap=source.gap, longest=source.longest)
-    run_all((partial(_read, source, header, read, places) for read in reads), min(threads, len(reads)))
+    tasks = (partial(_read, source, header, read, places, buffers) for read in reads)
+    run_all(tasks, min(threads, buffers.count, len(reads)))
 
 
-def _read(
-    source: Source, header: Header, read: Read, places: Mapping[tuple[str, int], Sequence[tuple[Part, memoryview]]]
-) -> None:
-    buffer = memoryview(bytearray(read.stop - read.start))
-    source.read_into(read.start, buffer)
-    for block in read.blocks:
-        raw = check_block(header, block.info, block.number, buffer[block.start - read.start : block.stop - read.start])
-        first = block.number * header.block_bytes
-        for part, out in places[block.info.name, block.number]:
-            low, high = max(part.start, first), min(part.stop, first + len(raw))
-            out[low - part.start : high - part.start] = raw[low - first : high - first]
+_Places = dict[tuple[str, int], list[tuple[Part, "memoryview | Tensor"]]]
+
+
+class _Run:
+    """Bytes of one part that stand in a buffer one after another: copied at once, since copies of single blocks are many."""
+
+    def __init__(self, part: Part, out: memoryview | Tensor, low: int, high: int, place: int) -> None:
+        self.part, self.out = part, out
+        self.low, self.high = low, high
+        self.place = place
+
+    def goes_on(self, part: Part, low: int, high: int, place: int) -> bool:
+        """Whether these bytes [low, high) of a part, at `place` of the buffer, belong to the run, which they then do."""
+        if part is not self.part or low != self.high or place != self.place + self.high - self.low:
+            return False
+        self.high = high
+        return True
+
+    def copy(self, buffer: Buffer, data: memoryview) -> None:
+        """From the buffer, whose bytes are `data`, to where they are wanted."""
+        size, start = self.high - self.low, self.low - self.part.start
+        if isinstance(self.out, memoryview):
+            self.out[start : start + size] = data[self.place : self.place + size]
+            return
+        dtype = torch_dtype(self.part.info.dtype)
+        out = self.out[start // dtype.itemsize : (start + size) // dtype.itemsize]
+        buffer.send(self.place, self.place + size, dtype, out)
+
+
+def _read(source: Source, header: Header, read: Read, places: _Places, buffers: Buffers) -> None:
+    with buffers.pair() as (stored, unpacked):
+        data = stored.take(read.stop - read.start)
+        source.read_into(read.start, data)
+        # Blocks that were decompressed are gathered until they are as many as a read has.
+        room = max(source.longest, header.block_bytes)
+        raw_data = memoryview(b"")
+        raw_runs: list[_Run] = []
+        runs: list[_Run] = []
+        filled = 0
+        for block in read.blocks:
+            at = block.start - read.start
+            raw = check_block(header, block.info, block.number, data[at : block.stop - read.start])
+            if block.info.codec == "raw":
+                _add(runs, block, header, places, at, len(raw))
+                continue
+            if filled + len(raw) > len(raw_data):
+                _copy_all(raw_runs, unpacked, raw_data)
+                unpacked.sent()
+                left = sum(min(header.block_bytes, each.info.size) for each in read.blocks)
+                raw_data, filled = unpacked.take(min(room, left)), 0
+            raw_data[filled : filled + len(raw)] = raw
+            _add(raw_runs, block, header, places, filled, len(raw))
+            filled += len(raw)
+        _copy_all(runs, stored, data)
+        _copy_all(raw_runs, unpacked, raw_data)
+
+
+def _add(runs: list[_Run], block: Block, header: Header, places: _Places, at: int, size: int) -> None:
+    """What is wanted of a block whose `size` raw bytes stand at `at` of a buffer."""
+    first = block.number * header.block_bytes
+    for part, out in places[block.info.name, block.number]:
+        low, high = max(part.start, first), min(part.stop, first + size)
+        if not (runs and runs[-1].goes_on(part, low, high, at + low - first)):
+            runs.append(_Run(part, out, low, high, at + low - first))
+
+
+def _copy_all(runs: list[_Run], buffer: Buffer, data: memoryview) -> None:
+    for run in runs:
+        run.copy(buffer, data)
+    runs.clear()
 
 
 def _blocks(header: Header, parts: Iterable[Part]) -> Iterator[Block]:

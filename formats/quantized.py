@@ -21,7 +21,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from formats.entries import LayerEntries
+from formats.entries import LayerEntries, fresh
 from formats.errors import WriteFailed
 from formats.grids import KINDS, LARGEST_ENTRY, Kind
 from formats.metadata import Quantization
@@ -244,7 +244,7 @@ def _restored(
     import torch
 
     entries = codes.shape[0]
-    out = torch.empty((entries, channels), dtype=dtype, device=codes.device)
+    out = fresh((entries, channels), dtype, codes.device)
     step = max(1, (CHUNK if codes.device.type == "cpu" else GPU_CHUNK) // channels)
     # Buffers for all steps: memory that is allocated anew costs more than the arithmetic.
     numbers, *wide = (out.new_empty((min(step, entries), channels), dtype=torch.float32) for _ in range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from formats import header as headers
@@ -10,6 +11,7 @@ from formats import layout, semantics
 from formats.entries import INDEX_FIELDS, STORED_FIELDS, IndexPart, LayerEntries, allocate, raw_bytes
 from formats.errors import UnreadableFile, naming
 from formats.header import Header
+from formats.landing import Land, read_onto
 from formats.layout import TensorInfo
 from formats.partial import Part, read_parts
 from formats.smaller import Choose, Smaller, cut
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 class Contents:
     """A whole file: one LayerEntries per layer in host memory, and the document's token ids [n] int32 if stored.
 
-    Entries are as they are stored: `header.metadata.quantization` says whether they are still to be restored.
+    Entries are as they are stored: `header.metadata.quantization` says whether they are still to be restored. What was read
+    onto devices is restored, whatever that says.
     """
 
     header: Header
@@ -40,18 +43,26 @@ def read_header(path: Place) -> Header:
         return headers.parse(source)
 
 
-def read_file(path: Place, *, choose: Choose | None = None, threads: int | None = None) -> Contents:
+def read_file(
+    path: Place, *, choose: Choose | None = None, threads: int | None = None, onto: Land | None = None
+) -> Contents:
     """Read everything into freshly allocated tensors; the bytes hashed are the bytes handed out.
 
     choose: gives a smaller budget than the file's own, whose entries alone are read, with the blocks that cover them alone
     checked; `header.metadata` of the contents is then that of the smaller file, all else in the header the file's own.
-    Host memory: the entries, plus a few buffers of at most 4 MiB. Raises as read_header does, and what `choose` raises.
+    onto: says for the metadata where keys and values are wanted, and in which type: they go there block by block as they are read
+    and checked, with no other copy in host memory.
+    Host memory: the entries that stay there, plus a few buffers of at most 4 MiB and, with `onto`, a few layers' codes of
+    quantised ones. Raises as read_header does, and what `choose` and `onto` raise.
     """
     with naming(path), open_source(path) as source:
         header = headers.parse(source)
         budget = header.metadata.budget if choose is None else choose(header.metadata)
+        landing = None if onto is None else onto(header.metadata)
         smaller = cut(header.metadata, read_index(source, header, threads), budget)
-        layers = _entries(source, header, smaller, threads or source.threads)
+        threads = threads or source.threads
+        read = _entries if landing is None else partial(read_onto, landing=landing)
+        layers = tuple(read(source, header, smaller, threads))
         return Contents(replace(header, metadata=smaller.metadata), layers, smaller.index.tokens)
 
 

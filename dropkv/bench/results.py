@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,20 @@ Key = tuple[Any, ...]
 KEY = ("model", "task", "length", "setting", "observer", "method", "budget", "seed", "sample", "question")
 
 
-def key_of(line: Line) -> Key:
-    """What makes a result line the only one of its kind."""
-    return tuple(line.get(name) for name in KEY)
+def key_of(line: Line, names: Sequence[str] = KEY) -> Key:
+    """What makes a result line the only one of its kind: its values of these names."""
+    return tuple(line.get(name) for name in names)
 
 
 class Results:
-    """A folder of result lines. Raises UsageError for a folder of another version or with a damaged line that is not the last."""
+    """Result lines in a file of a folder; key: the names of what makes a line the only one.
 
-    def __init__(self, folder: str | Path) -> None:
-        self.path = Path(folder) / LINES
+    Raises UsageError for a folder of another version or with a damaged line that is not the last.
+    """
+
+    def __init__(self, folder: str | Path, name: str = LINES, key: Sequence[str] = KEY) -> None:
+        self.path = Path(folder) / name
+        self._key = key
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -42,7 +46,7 @@ class Results:
                     if line is None:
                         break  # the last line of a run that was stopped while writing it
                     whole += len(raw)
-                    self.done.add(key_of(line))
+                    self.done.add(key_of(line, self._key))
             os.truncate(self.path, whole)
 
     def _parse(self, raw: bytes, number: int) -> Line | None:
@@ -63,7 +67,7 @@ class Results:
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in fresh)
             file.flush()
             os.fsync(file.fileno())
-        self.done.update(key_of(line) for line in fresh)
+        self.done.update(key_of(line, self._key) for line in fresh)
 
     def read(self) -> Iterator[Line]:
         """All lines of the folder."""

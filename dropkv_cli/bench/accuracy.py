@@ -136,7 +136,7 @@ def _value(name: str, value: Any) -> Any:
     parts = [part.strip() for part in str(value).split(",") if part.strip()]
     if name == "lengths":
         return [_whole(part) for part in parts]
-    return [_share(part) for part in parts] if name == "budgets" else parts
+    return [share_of(part) for part in parts] if name == "budgets" else parts
 
 
 def _whole(text: str) -> int:
@@ -145,7 +145,8 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _share(text: str) -> float:
+def share_of(text: str) -> float:
+    """A budget of a bench as written. Raises UsageError for a number of entries, BudgetError."""
     share = budget(text)
     if isinstance(share, int):
         raise UsageError(f"budget {text} is a number of entries: benches take shares such as --budgets 0.05,0.25")

@@ -11,8 +11,9 @@ from dropkv.errors import UsageError
 from formats.errors import show_path
 
 THEORY = "theory.jsonl"
+SPEED = "speed.jsonl"
 
-__all__ = ["LINES", "THEORY", "read_json_lines"]
+__all__ = ["LINES", "SPEED", "THEORY", "read_json_lines"]
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

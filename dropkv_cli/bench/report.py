@@ -28,12 +28,12 @@ def command(folder: str, output: str | None) -> None:
     place = Path(folder)
     if not place.is_dir():
         raise DropkvError(f"{show_path(folder)}: no such folder: name the one that `dropkv bench accuracy -o` wrote to")
-    from dropkv_cli.bench.lines import LINES, THEORY, read_json_lines
+    from dropkv_cli.bench.lines import LINES, SPEED, THEORY, read_json_lines
 
-    lines = [line for name in (LINES, THEORY) for line in read_json_lines(place / name)]
+    lines = [line for name in (LINES, THEORY, SPEED) for line in read_json_lines(place / name)]
     if not lines:
         raise DropkvError(
-            f"{show_path(folder)}: no results in it: run `dropkv bench accuracy` or `theory` with -o first"
+            f"{show_path(folder)}: no results in it: run `dropkv bench accuracy`, `theory` or `speed` with -o first"
         )
     from dropkv.bench.report import write_report
 

@@ -137,6 +137,16 @@ def test_theory_lines_are_kept_once(dropkv: Dropkv, model: Path, tmp_path: Path)
         (["theory", "missing.txt"], 1, ["missing.txt"]),
         (["theory", "file", "-o", "old"], 2, ["theory.jsonl", "line 1", "another version"]),
         (["theory", "file", "-o", "file"], 2, ["file", "another folder"]),
+        (["speed", "-o", "r", "--methods", "snapvk"], 2, ["unknown method 'snapvk'", "snapkv"]),
+        (["speed", "-o", "r", "--lengths", "1k"], 2, ["length '1k'", "--lengths 1024"]),
+        (["speed", "-o", "r", "--batch-sizes", "0"], 2, ["batch sizes", "1 or more"]),
+        (["speed", "-o", "r", "--budgets", "64"], 2, ["budget 64", "0.05"]),
+        (["speed", "-o", "r", "--budgets", ","], 2, ["without budgets"]),
+        (["speed", "-o", "r", "--sides", "ask"], 2, ["unknown side 'ask'", "compress or answer"]),
+        (["speed", "-o", "r", "--observers", "question"], 2, ["unknown observer 'question'", "tail or replay"]),
+        (["speed", "-o", "r", "--answer-tokens", "2"], 2, ["--answer-tokens 3"]),
+        (["speed", "-o", "r", "--shape", "mistral-7b"], 2, ["--model or --shape", "not both"]),
+        (["speed", "-o", "old"], 2, ["speed.jsonl", "line 1", "another version"]),
         (["report", "missing"], 1, ["missing", "no such folder"]),
         (["report", "old"], 2, ["lines.jsonl", "line 1", "another version"]),
         (["report", "."], 1, ["no results"]),
@@ -150,7 +160,7 @@ def test_what_cannot_be_meant_is_refused_before_a_model_is_loaded(
     (tmp_path / "half.toml").write_text("samples = 1.5")
     (tmp_path / "five.toml").write_text("tasks = 5")
     (tmp_path / "old").mkdir()
-    for name in ("lines", "theory"):
+    for name in ("lines", "theory", "speed"):
         (tmp_path / "old" / f"{name}.jsonl").write_text('{"version": 0}\n')
     more = [] if arguments[0] == "report" else ["--model", "/no/such/model"]
     dropkv("bench", *arguments, *more).failed_with(code, *words)
@@ -182,3 +192,44 @@ def test_the_example_of_the_manual(tmp_path: Path) -> None:
     plan = read_plan(tmp_path / "plan.toml")
     plan.check_methods()
     assert (plan.lengths, plan.samples, plan.tasks) == ((1024, 2048), 20, ("noise", "prose", "five-facts"))
+
+
+def test_speed_has_a_line_per_cell_goes_on_and_is_reported(dropkv: Dropkv, model: Path, tmp_path: Path) -> None:
+    small = ("--lengths", "96", "--budgets", "0.5", "--chunk", "32", "--question-tokens", "4", "--answer-tokens", "4")
+    run = ("bench", "speed", "-o", tmp_path / "r", "--model", model, *small, "--repeat", "1")
+    first = dropkv(*run, "--batch-sizes", "1", "--json")
+    assert first.code == 0, first.err
+    cells = [(line["side"], line["method"], line["observer"], line["batch_size"]) for line in first.records]
+    assert cells == [
+        ("compress", "transformers", "none", None),
+        ("compress", "adadropkv", "tail", None),
+        ("compress", "adadropkv", "replay", None),
+        ("answer", "transformers", "none", 1),
+        ("answer", "adadropkv", "tail", 1),
+    ]
+    kept = (tmp_path / "r" / "speed.jsonl").read_bytes()
+    again = dropkv(*run, "--batch-sizes", "1,2")
+    grown = (tmp_path / "r" / "speed.jsonl").read_bytes()
+    assert grown.startswith(kept) and grown.count(b"\n") == 7  # two lines for the new batch size
+    assert "first token s" in again.out and "adadropkv (replay)" in again.out and again.err.count("answer, ") == 2
+    assert dropkv("bench", "report", tmp_path / "r").code == 0
+    assert '<h2 id="speed">' in (tmp_path / "r" / "report.html").read_text()
+
+
+def test_shapes_are_refused_by_name_and_size(dropkv: Dropkv, model: Path, tmp_path: Path) -> None:
+    run = ("bench", "speed", "-o", tmp_path)
+    dropkv(*run, "--shape", "lama-3.1").failed_with(2, "unknown shape 'lama-3.1'", "did you mean llama-3.1-8b?")
+    large = ("--shape", "mistral-7b", "--dtype", "bfloat16", "--device")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cuda.is_available", lambda: False)
+        dropkv(*run, *large, "auto").failed_with(1, "13.5 GiB of weights in bfloat16", "no GPU", "--shape smollm2-135m")
+        patch.setattr("dropkv.memory.spare_memory", lambda device: 1 << 30)
+        dropkv(*run, *large, "cpu").failed_with(1, "13.5 GiB", "1.0 GiB are free on cpu")
+    small = ("--model", model, "--lengths")
+    dropkv(*run, *small, "600").failed_with(2, "length 600", "512 positions")
+    dropkv(*run, *small, "100", "--sides", "compress", "--observers", "tail").failed_with(
+        2, "budget 0.05 of length 100 is 5 entries and adadropkv always keeps", "--lengths"
+    )
+    dropkv(*run, *small, "99", "--methods", "kvzip", "--observers", "tail").failed_with(
+        2, "kvzip", "--observers replay"
+    )

@@ -138,7 +138,7 @@ def test_no_arguments_show_the_help(dropkv: Dropkv) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "names"), [([], list(VERBS)), (["bench"], ["accuracy", "report", "tasks", "theory"])]
+    ("group", "names"), [([], list(VERBS)), (["bench"], ["accuracy", "report", "speed", "tasks", "theory"])]
 )
 def test_lists_of_commands_are_not_cut_off(dropkv: Dropkv, group: list[str], names: list[str]) -> None:
     _, _, listed = dropkv(*group, "--help").out.partition("\nCommands:\n")
@@ -161,7 +161,7 @@ def test_version(dropkv: Dropkv) -> None:
     assert (dropkv("--version").code, dropkv("--version").out) == (0, f"dropkv {__version__}\n")
 
 
-BENCHES = [f"bench {name}" for name in ("accuracy", "tasks", "theory", "report")]
+BENCHES = [f"bench {name}" for name in ("accuracy", "tasks", "theory", "speed", "report")]
 
 
 @pytest.mark.parametrize("verb", [*(verb for verb in VERBS if verb != "bench"), *BENCHES])

@@ -124,12 +124,12 @@ def test_what_a_notebook_shows_of_them(made, kv):
 
 
 def test_types_and_devices_may_be_those_of_torch():
-    from dropkv.models import _devices, _dtype_name
+    from dropkv.models import devices_named, dtype_named
 
-    assert [_dtype_name(name) for name in (torch.float32, torch.bfloat16, "fp16")] == ["float32", "bfloat16", "float16"]
-    assert _devices(torch.device("cpu")) == (torch.device("cpu"),)
+    assert [dtype_named(name) for name in (torch.float32, torch.bfloat16, "fp16")] == ["float32", "bfloat16", "float16"]
+    assert devices_named(torch.device("cpu")) == (torch.device("cpu"),)
     with pytest.raises(UsageError, match="unknown device 'None'"):
-        _devices(None)
+        devices_named(None)
     with pytest.raises(UsageError, match=r"hf:/a/b/c\.kv: is no path; give an address of the Hub as a text, hf://"):
         dropkv.load(Path("hf://a/b/c.kv"))
 

@@ -58,6 +58,16 @@ def read_lines(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Result], list[M
     return results, theory
 
 
+def split_speed(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Lines of speed, of this version, and all others as they are."""
+    every = list(lines)
+
+    def of_speed(line: Any) -> bool:
+        return isinstance(line, Mapping) and (line.get("kind"), line.get("version")) == ("speed", VERSION)
+
+    return [line for line in every if of_speed(line)], [line for line in every if not of_speed(line)]
+
+
 def _theory(line: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     _field(line, "table", str, number)
     return line

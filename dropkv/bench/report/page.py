@@ -10,10 +10,11 @@ from importlib.resources import files
 from typing import Any
 
 from dropkv._version import __version__
-from dropkv.bench.report import accuracy, theory
+from dropkv.bench.report import accuracy, speed, theory
 from dropkv.bench.report.groups import group
 from dropkv.bench.report.html import text
-from dropkv.bench.report.lines import read_lines
+from dropkv.bench.report.lines import read_lines, split_speed
+from dropkv.bench.speed.text import runs_of
 from dropkv.errors import UsageError
 from formats.temporary import replacing
 
@@ -24,7 +25,7 @@ SETTINGS = {
 
 
 def write_report(lines: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Write result lines (accuracy and theory) as one HTML file that loads nothing; an older one is replaced in one step.
+    """Write result lines (accuracy, theory and speed) as one HTML file that loads nothing; an older one is replaced in one step.
 
     Raises UsageError for lines that are no results of this version, FormatError when the file cannot be written.
     """
@@ -35,9 +36,12 @@ def write_report(lines: Iterable[Mapping[str, Any]], path: str | os.PathLike[str
 
 def render_report(lines: Iterable[Mapping[str, Any]]) -> str:
     """The page as text. Raises UsageError."""
-    results, theory_lines = read_lines(lines)
-    if not results and not theory_lines:
-        raise UsageError("no result lines, so there is nothing to report: run dropkv bench accuracy or theory first")
+    speed_lines, others = split_speed(lines)
+    results, theory_lines = read_lines(others)
+    if not results and not theory_lines and not speed_lines:
+        raise UsageError(
+            "no result lines, so there is nothing to report: run dropkv bench accuracy, theory or speed first"
+        )
     contents: list[str] = []
     body: list[str] = []
     groups = group(results)
@@ -58,6 +62,13 @@ def render_report(lines: Iterable[Mapping[str, Any]]) -> str:
         for number, run in enumerate(theory.runs(theory_lines)):
             contents.append(f'<li><a href="#theory-{number}">{text(theory.heading(run))}</a></li>')
             body.append(theory.section(run, f"theory-{number}"))
+        contents.append("</ul></li>")
+    if speed_lines:
+        contents.append('<li><a href="#speed">Speed</a><ul>')
+        body.append('<h2 id="speed">Speed</h2><p>Seconds and memory, beside transformers with its full cache.</p>')
+        for number, run in enumerate(runs_of(speed_lines)):
+            contents.append(f'<li><a href="#speed-{number}">{text(run[0].get("model"))}</a></li>')
+            body.append(speed.section(run, f"speed-{number}"))
         contents.append("</ul></li>")
     return _page("".join(contents), "".join(body), len(results))
 

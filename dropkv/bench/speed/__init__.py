@@ -1,0 +1,1 @@
+"""Speed and memory of compressing and of answering, beside transformers with its full cache, in one run."""
