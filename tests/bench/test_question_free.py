@@ -135,6 +135,19 @@ def test_a_reading_is_the_same_alone(read):
     torch.testing.assert_close(alone.seen["plain"]["p/told"], readings[1].seen["plain"]["p/told"], rtol=1e-4, atol=1e-6)
 
 
+def test_blocks_of_any_size_give_the_same(read, monkeypatch):
+    model, seam, readings = read
+    monkeypatch.setattr("dropkv.kernels.score.BLOCK_ELEMENTS", 6000)
+    monkeypatch.setattr("dropkv.kernels.score.CPU_HEADS", 4)  # heads of both documents at once, as on a GPU
+    names = list(readings[0].seen["plain"])
+    again = read_documents(model, seam, documents(), {"plain": Observer(chunk=50)}, {"plain": names})
+    for one, known in zip(again, readings, strict=True):
+        for name in names:
+            torch.testing.assert_close(
+                one.seen["plain"][name], known.seen["plain"][name], rtol=1e-4, atol=1e-6, msg=name
+            )
+
+
 def test_replays_know_what_they_repeat_and_predict():
     replay = Replay.of(2, [7, 8, 4, 5, 6], 4)
     assert replay.own.tolist() == [-1, -1, 7, 8, 4, 5, 6]
