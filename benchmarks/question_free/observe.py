@@ -1,0 +1,237 @@
+"""What is seen while a document is read with replays: many statistics of every key at once, each per query head.
+
+One prefill gives them all. They are collected through `Method.beside_window`, which is handed the replayed queries themselves, so nothing of
+the library knows about them. "told" statistics weigh a query by how little the document's own words told of the token it predicts: the
+negative log-likelihood of that token in a plain reading (nats). "copy" is what a query pays to the very token it is to repeat next, "same"
+to the one it has just repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dropkv.attention import run_logits
+from dropkv.kernels.causal import causal_attention
+from dropkv.kernels.score import Block, Observed
+from dropkv.methods import Method
+from dropkv.methods._base import MAX_MAX, probability
+from dropkv.models import Model
+
+TOP = 4  # queries whose mean counts in the "top" statistics
+
+
+class Glance:
+    """A block of queries; what several statistics share is computed once. All are [kv heads, G, queries, keys]."""
+
+    def __init__(self, block: Block, group: int) -> None:
+        self.block, self.group = block, group
+
+    def _view(self, x: Tensor) -> Tensor:
+        return x.view(len(x), self.group, x.shape[1] // self.group, -1)
+
+    @cached_property
+    def p(self) -> Tensor:
+        return self._view(self.block.probability())
+
+    @cached_property
+    def odds(self) -> Tensor:
+        return self._view(self.block.odds())
+
+    @cached_property
+    def distance(self) -> Tensor:
+        return self._view(self.block.squared_distance().clamp_(min=0).sqrt_())
+
+    @cached_property
+    def step(self) -> Tensor:
+        """p / (1 - p) ||a - v||: how far the query's output moves without the key."""
+        return self.odds * self.distance
+
+    @cached_property
+    def step_behind(self) -> Tensor:
+        """The same behind the output projection."""
+        return self.odds * self._view(self.block.squared_distance_projected().clamp_(min=0).sqrt_())
+
+    @cached_property
+    def length(self) -> Tensor:
+        """||a|| [kv heads, G, queries, 1]."""
+        return self._view(self.block.output.norm(dim=-1, keepdim=True))
+
+
+Look = Callable[[Glance], Tensor]
+LOOKS: dict[str, Look] = {
+    "step": lambda glance: glance.step,
+    "p": lambda glance: glance.p,
+    "p-distance": lambda glance: glance.p * glance.distance,
+    "step-wo": lambda glance: glance.step_behind,
+    "step-rel": lambda glance: glance.step / glance.length.clamp(min=1e-6),
+}
+FINISH: dict[str, Callable[[Tensor], Tensor]] = {
+    "l4": lambda x: x.sqrt().sqrt(),
+    "top": lambda x: x.mean(2),
+}
+REDUCTIONS = ("max", "l4", "top", "sum", "told", "content", "copy", "same")
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number per query head and key: a look at every query, reduced over the queries.
+
+    max; l4, the fourth root of the sum of fourth powers; top, the mean of the largest TOP; sum; told, the largest after weighing; content,
+    the largest of the queries that repeat (not of the instruction); copy and same, the one query that is to repeat, or has just repeated,
+    the key's token.
+    """
+
+    look: str
+    reduction: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.look}/{self.reduction}"
+
+    @classmethod
+    def of(cls, name: str) -> Statistic:
+        """The statistic called "look/reduction"."""
+        look, reduction = name.split("/")
+        if look not in LOOKS or reduction not in REDUCTIONS:
+            raise ValueError(f"no statistic {name!r}")
+        return cls(look, reduction)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One probe's tokens: `own` is the document position that each repeats, `next` that of the token it predicts, -1 where there is none, both
+    int64 [tokens] on the CPU; `first` is the first scored document position."""
+
+    own: Tensor
+    next: Tensor
+    first: int
+
+    @classmethod
+    def of(cls, asking: int, places: Sequence[int], first: int) -> Replay:
+        """An instruction of `asking` tokens, then the tokens at `places`."""
+        own = torch.tensor([-1] * asking + list(places))
+        following = torch.roll(own, -1)
+        following[-1] = -1
+        follows = (following == own + 1) | (own < 0)  # what comes after a jump cannot be predicted
+        return cls(own, torch.where(follows, following, -1), first)
+
+
+class Watch:
+    """Collects statistics of the replays of documents that are read together; made for one prefill.
+
+    told float32 [documents, n]: nats of every token in a plain reading, needed for "told" alone.
+    """
+
+    def __init__(
+        self,
+        statistics: Sequence[Statistic],
+        replays: Sequence[Replay],
+        told: Tensor | None,
+        documents: int,
+    ) -> None:
+        self.statistics = tuple(statistics)
+        self.replays = tuple(replays)
+        self.told, self.documents = told, documents
+        self.calls = 0
+
+    def method(self) -> Method:
+        """What makes a prefill call this watch."""
+        projected = any(one.look == "step-wo" for one in self.statistics)
+        return Method(
+            "watch",
+            "statistics",
+            probability,
+            reduction=MAX_MAX,
+            beside_window=self,
+            projected=projected,
+            forced_last=0,
+        )
+
+    def __call__(self, queries: Observed) -> Tensor:
+        """[statistics * G, kv_heads, columns] of one probe in one layer; `kv_heads` are those of all documents."""
+        replay = self.replays[self.calls % len(self.replays)]
+        self.calls += 1
+        kv_heads, group, _, columns = queries.shape
+        collected: list[list[Tensor]] = [[] for _ in self.statistics]
+        for heads in queries.slabs():
+            owners = torch.arange(kv_heads)[heads] // (kv_heads // self.documents)
+            states: list[Tensor | None] = [None] * len(self.statistics)
+            for start, stop, block in queries.blocks(heads):
+                glance = Glance(block, group)
+                told = None if self.told is None else self._told(replay, start, stop)[owners]
+                for index, one in enumerate(self.statistics):
+                    x = LOOKS[one.look](glance)
+                    states[index] = _reduced(one.reduction, states[index], x, start, replay, told)
+            for state, one, parts in zip(states, self.statistics, collected, strict=True):
+                assert state is not None
+                finish = FINISH.get(one.reduction)
+                parts.append(state if finish is None else finish(state))
+        whole = torch.stack([torch.cat(parts) for parts in collected])  # [statistics, kv_heads, G, columns]
+        return whole.transpose(1, 2).reshape(-1, kv_heads, columns)
+
+    def _told(self, replay: Replay, start: int, stop: int) -> Tensor:
+        """What each of the queries [start, stop) has to tell: nats [documents, queries] of the token it predicts, 0 where that is none."""
+        assert self.told is not None
+        weights = self.told.new_zeros((len(self.told), stop - start))
+        known = replay.next[start:stop] >= 0
+        weights[:, known.to(weights.device)] = self.told[:, replay.next[start:stop][known]]
+        return weights
+
+
+def _reduced(how: str, state: Tensor | None, x: Tensor, start: int, replay: Replay, told: Tensor | None) -> Tensor:
+    """The state after the queries from `start` on, x [h, G, queries, c]."""
+    queries = slice(start, start + x.shape[2])
+    if how in ("copy", "same"):
+        new = torch.zeros_like(x[:, :, 0]) if state is None else state
+        places = (replay.next if how == "copy" else replay.own)[queries]
+        inside = (places >= replay.first) & (places < replay.first + x.shape[3])
+        rows = torch.nonzero(inside).squeeze(-1)
+        columns = (places[rows] - replay.first).to(x.device)
+        new[:, :, columns] = x[:, :, rows.to(x.device), columns]
+        return new
+    if how in ("l4", "sum"):
+        new = (x.square().square() if how == "l4" else x).sum(2)
+        return new if state is None else state + new
+    if how == "top":
+        both = x if state is None else torch.cat([state, x], 2)
+        return both.topk(min(TOP, both.shape[2]), dim=2).values
+    if how == "told":
+        assert told is not None
+        new = (x * told.to(x)[:, None, :, None]).amax(2)
+    elif how == "content":
+        rows = torch.nonzero(replay.next[queries] >= 0).squeeze(-1)
+        new = x[:, :, rows.to(x.device)].amax(2) if len(rows) else torch.zeros_like(x[:, :, 0])
+    else:
+        new = x.amax(2)
+    return new if state is None else torch.maximum(state, new)
+
+
+class Plain:
+    """The run of a plain reading: causal attention, nothing kept."""
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Attention outputs of whole documents."""
+        parts = [
+            causal_attention(*one, scale=scale, reach=window, softcap=softcap) for one in zip(q, k, v, strict=True)
+        ]
+        return torch.stack(parts)
+
+
+def told_by(model: Model, documents: Sequence[Sequence[int]]) -> Tensor:
+    """Nats of every token given those before it, float32 [documents, n]; 0 for the first."""
+    n = len(documents[0])
+    positions = torch.arange(n, device=model.device).unsqueeze(0)
+    losses = torch.zeros((len(documents), n), device=model.device)
+    with torch.inference_mode():
+        for number, document in enumerate(documents):
+            ids = torch.tensor([list(document)], device=model.device)
+            logits = run_logits(model.network, ids, positions, Plain(), keep=0)[0, :-1]
+            losses[number, 1:] = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+    return losses
