@@ -133,6 +133,35 @@ def device_options(command: Command) -> Command:
     return command
 
 
+def model_of_file_option(left_out: str, help: str) -> Callable[[Command], Command]:
+    """--model of what is asked of .kv files; left_out: which model it is without."""
+    return click.option(
+        "--model",
+        default=None,
+        show_default=left_out,
+        metavar="MODEL",
+        shell_complete=offer(names=model_aliases, files=True),
+        help=help,
+    )
+
+
+def smaller_budget_option(left_out: str, help: str) -> Callable[[Command], Command]:
+    """--budget of what is asked of .kv files; left_out: which budget it is without."""
+    return click.option("--budget", type=budget, default=None, show_default=left_out, metavar="NUMBER", help=help)
+
+
+def batch_size_option(help: str) -> Callable[[Command], Command]:
+    """--batch-size."""
+    return click.option(
+        "--batch-size",
+        type=int,
+        default=None,
+        show_default="what fits into memory, at most 64",
+        metavar="N",
+        help=help,
+    )
+
+
 def json_option(command: Command) -> Command:
     """--json."""
     return flag("--json", "as_json", help="Print one JSON object per line and nothing else.")(command)

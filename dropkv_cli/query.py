@@ -17,21 +17,21 @@ from dropkv.hub.fetch import for_questions
 from dropkv.settings import Sampling, check_batch_size
 from dropkv.transcripts import check_head, read_lines
 from dropkv_cli.interrupts import import_compiler
-from dropkv_cli.options import budget as budget_number
 from dropkv_cli.options import (
+    batch_size_option,
     device_options,
     flag,
     given,
     json_option,
-    model_aliases,
+    model_of_file_option,
     note_budget,
     refuse_empty,
     refuse_pipe,
+    smaller_budget_option,
 )
 from dropkv_cli.options import seed as seed_number
 from dropkv_cli.output import complain, failure_keys, harmless, json_line, one_line, say, size
 from dropkv_cli.progress import waiting
-from dropkv_cli.shells import offer
 from formats import Header, Place, read_header
 from formats.errors import show_path
 
@@ -52,21 +52,10 @@ STDIN = "-"
     show_default="none",
     help="Read questions from a file or standard input, one a line; blank lines and lines that start with # are skipped.",
 )
-@click.option(
-    "--model",
-    default=None,
-    show_default="the one the file names",
-    metavar="MODEL",
-    shell_complete=offer(names=model_aliases, files=True),
-    help="Alias, Hub id or local folder of the model the file was made with.",
-)
-@click.option(
-    "--budget",
-    type=budget_number,
-    default=None,
-    show_default="the one the file was made with",
-    metavar="NUMBER",
-    help="Answer with a smaller budget than the file's: 0.05 is a share of the tokens, 2048 entries per KV head.",
+@model_of_file_option("the one the file names", "Alias, Hub id or local folder of the model the file was made with.")
+@smaller_budget_option(
+    "the one the file was made with",
+    "Answer with a smaller budget than the file's: 0.05 is a share of the tokens, 2048 entries per KV head.",
 )
 @device_options
 @flag("--allow-mismatch", help="Answer even if weights, tokenizer or template differ from those of the file.")
@@ -102,13 +91,8 @@ STDIN = "-"
     metavar="N",
     help="Seed of the sampling.",
 )
-@click.option(
-    "--batch-size",
-    type=int,
-    default=None,
-    show_default="what fits into memory, at most 64",
-    metavar="N",
-    help="Answer up to so many of several questions at once; their answers are the same, and come in the order of the questions.",
+@batch_size_option(
+    "Answer up to so many of several questions at once; their answers are the same, and come in the order of the questions."
 )
 @flag("--chat", help="Later questions see the earlier ones and their answers; on a terminal a prompt follows them.")
 @click.option(

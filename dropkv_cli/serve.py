@@ -13,11 +13,17 @@ from dropkv.serve.names import plan_names
 from dropkv.settings import check_batch_size
 from dropkv_cli.endings import failure
 from dropkv_cli.interrupts import import_compiler
-from dropkv_cli.options import budget as budget_number
-from dropkv_cli.options import device_options, flag, json_option, model_aliases, note_budget
+from dropkv_cli.options import (
+    batch_size_option,
+    device_options,
+    flag,
+    json_option,
+    model_of_file_option,
+    note_budget,
+    smaller_budget_option,
+)
 from dropkv_cli.output import complain, failure_keys, harmless, json_line, one_line, result, say
 from dropkv_cli.progress import waiting
-from dropkv_cli.shells import offer
 from formats.errors import show_path
 
 if TYPE_CHECKING:
@@ -35,29 +41,13 @@ NEEDED = ("starlette", "uvicorn")
 @click.option(
     "--port", type=int, default=8000, show_default=True, metavar="PORT", help="Port to listen at; 0 is any free one."
 )
-@click.option(
-    "--batch-size",
-    type=int,
-    default=None,
-    show_default="what fits into memory, at most 64",
-    metavar="N",
-    help="Answer up to so many requests at once, whichever file they are for; others wait.",
+@batch_size_option("Answer up to so many requests at once, whichever file they are for; others wait.")
+@model_of_file_option(
+    "the one the first file names", "Alias, Hub id or local folder of the model the files were made with."
 )
-@click.option(
-    "--model",
-    default=None,
-    show_default="the one the first file names",
-    metavar="MODEL",
-    shell_complete=offer(names=model_aliases, files=True),
-    help="Alias, Hub id or local folder of the model the files were made with.",
-)
-@click.option(
-    "--budget",
-    type=budget_number,
-    default=None,
-    show_default="the one each file was made with",
-    metavar="NUMBER",
-    help="Answer with a smaller budget than the files': 0.05 is a share of the tokens, 2048 entries per KV head.",
+@smaller_budget_option(
+    "the one each file was made with",
+    "Answer with a smaller budget than the files': 0.05 is a share of the tokens, 2048 entries per KV head.",
 )
 @device_options
 @flag(

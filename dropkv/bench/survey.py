@@ -122,8 +122,8 @@ def survey(
             pairs_of["replay" if replays else "window"].add((observer, method))
     for observer, found in pairs_of.items():
         pairs = sorted(found)
-        if not pairs and (observer == "window") == replayed:
-            continue
+        if not pairs and (observer == "replay" or pairs_of["replay"]):
+            continue  # a document is read once even where no method wants scores
         chosen = [methods.get(name) for _, name in pairs]
         observations = [plan_tail(window, n) for _ in documents]
         if observer == "replay":

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
 from dropkv.bench.plan import GROUPS, SETTINGS, AccuracyPlan, expand_methods
 from dropkv.errors import UsageError
+from dropkv_cli.bench.options import count_option, folder_option, list_option, parts_of, share_of
 from dropkv_cli.interrupts import import_compiler
-from dropkv_cli.options import budget, device_options, given, json_option, model_aliases, seed
+from dropkv_cli.options import device_options, given, json_option, model_aliases, seed
 from dropkv_cli.output import json_line, result, say
 from dropkv_cli.progress import waiting
-from dropkv_cli.shells import offer, offer_list
+from dropkv_cli.shells import offer
 
 DEFAULTS = AccuracyPlan()
 LISTS = ("tasks", "lengths", "methods", "budgets", "observers", "settings")
-
-
-def _list_option(name: str, help: str, names: Callable[[], Iterable[str]] = tuple) -> Callable[[Any], Any]:
-    shown = ",".join(map(str, getattr(DEFAULTS, name)))
-    return click.option(
-        f"--{name}", default=shown, show_default=True, metavar="A,B,..", shell_complete=offer_list(names), help=help
-    )
 
 
 def _task_names() -> list[str]:
@@ -32,40 +25,27 @@ def _task_names() -> list[str]:
     return [*GROUPS, *names()]
 
 
-def _count_option(name: str, help: str) -> Callable[[Any], Any]:
-    return click.option(
-        f"--{name}",
-        type=click.IntRange(1),
-        default=getattr(DEFAULTS, name),
-        show_default=True,
-        metavar="N",
-        help=help,
-    )
-
-
 @click.command("accuracy", short_help="Ask every method at every budget the same questions.")
 @click.argument("plan", metavar="[PLAN.toml]", required=False)
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    show_default="none",
-    metavar="FOLDER",
-    help="Folder of the result lines; a run goes on where the last one stopped.",
+@folder_option
+@list_option(DEFAULTS, "tasks", "Tasks, or `all-ruler`, `all-needle`; `dropkv bench tasks` lists them.", _task_names)
+@list_option(DEFAULTS, "lengths", "Document tokens, template head included.")
+@list_option(
+    DEFAULTS,
+    "methods",
+    "Methods and the controls full, random, no-document, random-answer.",
+    lambda: expand_methods(["all"]),
 )
-@_list_option("tasks", "Tasks, or `all-ruler`, `all-needle`; `dropkv bench tasks` lists them.", _task_names)
-@_list_option("lengths", "Document tokens, template head included.")
-@_list_option(
-    "methods", "Methods and the controls full, random, no-document, random-answer.", lambda: expand_methods(["all"])
+@list_option(DEFAULTS, "budgets", "Shares of the tokens that are kept.")
+@list_option(DEFAULTS, "observers", "Observers of the question-free setting.", lambda: DEFAULTS.observers)
+@list_option(
+    DEFAULTS, "settings", f"{' or '.join(SETTINGS)}: whether the question is known when compressing.", lambda: SETTINGS
 )
-@_list_option("budgets", "Shares of the tokens that are kept.")
-@_list_option("observers", "Observers of the question-free setting.", lambda: DEFAULTS.observers)
-@_list_option("settings", f"{' or '.join(SETTINGS)}: whether the question is known when compressing.", lambda: SETTINGS)
-@_count_option("samples", "Documents of each task and length.")
+@count_option(DEFAULTS, "samples", "Documents of each task and length.")
 @click.option("--seed", type=seed, default=DEFAULTS.seed, show_default=True, metavar="N", help="Seed of the documents.")
-@_count_option("chunk", "Document tokens that one replay repeats.")
-@_count_option("window", "Observation queries per query head of the observer tail and of known questions.")
-@_count_option("batch", "Documents answered at once.")
+@count_option(DEFAULTS, "chunk", "Document tokens that one replay repeats.")
+@count_option(DEFAULTS, "window", "Observation queries per query head of the observer tail and of known questions.")
+@count_option(DEFAULTS, "batch", "Documents answered at once.")
 @click.option(
     "--essay",
     default=None,
@@ -133,7 +113,7 @@ def _chosen(plan: str | None, options: dict[str, Any]) -> AccuracyPlan:
 def _value(name: str, value: Any) -> Any:
     if name not in LISTS:
         return value
-    parts = [part.strip() for part in str(value).split(",") if part.strip()]
+    parts = parts_of(value)
     if name == "lengths":
         return [_whole(part) for part in parts]
     return [share_of(part) for part in parts] if name == "budgets" else parts
@@ -143,14 +123,6 @@ def _whole(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise UsageError(f"length {text!r} is no whole number: use --lengths 1024,2048")
     return int(text)
-
-
-def share_of(text: str) -> float:
-    """A budget of a bench as written. Raises UsageError for a number of entries, BudgetError."""
-    share = budget(text)
-    if isinstance(share, int):
-        raise UsageError(f"budget {text} is a number of entries: benches take shares such as --budgets 0.05,0.25")
-    return share
 
 
 def _check_names(plan: AccuracyPlan) -> None:

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
 from dropkv.bench.speed.plan import OBSERVERS, SIDES, SpeedPlan
 from dropkv.errors import UsageError
-from dropkv_cli.bench.accuracy import share_of
+from dropkv_cli.bench.options import count_option, folder_option, list_option, parts_of, share_of
 from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import DEFAULT_MODEL, device_options, given, json_option, model_aliases
 from dropkv_cli.output import json_line, result, say
 from dropkv_cli.progress import waiting
-from dropkv_cli.shells import offer, offer_list
+from dropkv_cli.shells import offer
 
 DEFAULTS = SpeedPlan()
-
-
-def _list_option(name: str, help: str, names: Callable[[], Iterable[str]] = tuple) -> Callable[[Any], Any]:
-    shown = ",".join(map(str, getattr(DEFAULTS, name)))
-    return click.option(
-        f"--{name.replace('_', '-')}",
-        default=shown,
-        show_default=True,
-        metavar="A,B,..",
-        shell_complete=offer_list(names),
-        help=help,
-    )
-
-
-def _count_option(name: str, help: str) -> Callable[[Any], Any]:
-    return click.option(
-        f"--{name.replace('_', '-')}",
-        type=click.IntRange(1),
-        default=getattr(DEFAULTS, name),
-        show_default=True,
-        metavar="N",
-        help=help,
-    )
 
 
 def _method_names() -> Iterable[str]:
@@ -55,14 +32,7 @@ def _shape_names() -> list[str]:
 
 
 @click.command("speed", short_help="Measure seconds and memory, beside transformers.")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    show_default="none",
-    metavar="FOLDER",
-    help="Folder of the result lines; a run goes on where the last one stopped.",
-)
+@folder_option
 @click.option(
     "--model",
     default=DEFAULT_MODEL,
@@ -79,17 +49,17 @@ def _shape_names() -> list[str]:
     shell_complete=offer(names=_shape_names),
     help="In the place of a model, random weights in the shape of mistral-7b, llama-3.1-8b, qwen2.5-7b or smollm2-135m; nothing is fetched.",
 )
-@_list_option("lengths", "Document tokens, template head included.")
-@_list_option("budgets", "Shares of the tokens that are kept.")
-@_list_option("batch_sizes", "Questions that are answered at once.")
-@_list_option("methods", "Methods; full keeps everything in a file.", _method_names)
-@_list_option("observers", "Observers of compressing; files are made with the first.", lambda: OBSERVERS)
-@_list_option("sides", f"{' or '.join(SIDES)}: what is measured.", lambda: SIDES)
-@_count_option("repeat", "Runs of each cell, whose medians are shown; one more before them warms up.")
-@_count_option("question_tokens", "Tokens of a question.")
-@_count_option("answer_tokens", "Tokens of an answer.")
-@_count_option("chunk", "Document tokens that one replay repeats.")
-@_count_option("window", "Observation queries per query head of the observer tail.")
+@list_option(DEFAULTS, "lengths", "Document tokens, template head included.")
+@list_option(DEFAULTS, "budgets", "Shares of the tokens that are kept.")
+@list_option(DEFAULTS, "batch_sizes", "Questions that are answered at once.")
+@list_option(DEFAULTS, "methods", "Methods; full keeps everything in a file.", _method_names)
+@list_option(DEFAULTS, "observers", "Observers of compressing; files are made with the first.", lambda: OBSERVERS)
+@list_option(DEFAULTS, "sides", f"{' or '.join(SIDES)}: what is measured.", lambda: SIDES)
+@count_option(DEFAULTS, "repeat", "Runs of each cell, whose medians are shown; one more before them warms up.")
+@count_option(DEFAULTS, "question_tokens", "Tokens of a question.")
+@count_option(DEFAULTS, "answer_tokens", "Tokens of an answer.")
+@count_option(DEFAULTS, "chunk", "Document tokens that one replay repeats.")
+@count_option(DEFAULTS, "window", "Observation queries per query head of the observer tail.")
 @device_options
 @json_option
 def command(
@@ -147,7 +117,7 @@ def command(
 def _value(name: str, value: Any) -> Any:
     if not isinstance(getattr(DEFAULTS, name), tuple):
         return value
-    parts = [part.strip() for part in str(value).split(",") if part.strip()]
+    parts = parts_of(value)
     if name in ("lengths", "batch_sizes"):
         return tuple(_whole(part, name) for part in parts)
     return tuple(share_of(part) for part in parts) if name == "budgets" else tuple(parts)

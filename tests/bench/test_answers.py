@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from dropkv.observers.tail import plan_tail
 from dropkv.prefill import prefill
 from dropkv.prompts import Seam
 from tests import tiny
+from tests.kernel_checks import run_check
 
 N = 60
 
@@ -137,10 +135,4 @@ def test_attention_and_its_sums_are_the_definition(softcap):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_kernel_of_a_step_equals_the_definition(dtype):
-    check = Path(__file__).with_name("check_masked_decode.py")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(check), dtype], env=environment, capture_output=True, text=True, cwd=check.parents[2]
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "all equal"
+    run_check(Path(__file__).with_name("check_masked_decode.py"), dtype)

@@ -3,12 +3,11 @@ interpreter (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.kernel_checks import run_check
 
 HERE = Path(__file__).parent
 
@@ -23,8 +22,4 @@ HERE = Path(__file__).parent
     ],
 )
 def test_the_kernels_equal_the_definition(check: str, dtype: str) -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / check), dtype]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=HERE.parents[1])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "all equal"
+    run_check(HERE / check, dtype)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,53 +13,41 @@ from dropkv.kernels import dispatch
 from dropkv.kernels.score import Window
 from dropkv.kernels.triton_here import slower
 from dropkv.methods import get, observe_all
+from tests.kernel_checks import run_check
 
 HERE = Path(__file__).parent
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def run(check: str, *arguments: str, interpret: bool) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | ({"TRITON_INTERPRET": "1"} if interpret else {})
-    done = subprocess.run(
-        [sys.executable, str(HERE / check), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        cwd=HERE.parents[1],
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "all equal"
-
-
 @pytest.mark.parametrize("dtype", DTYPES[:2])  # the interpreter's bfloat16 products are wrong
 def test_window_kernels_equal_the_definition(dtype: str) -> None:
-    run("check_window_kernels.py", dtype, interpret=True)
+    run_check(HERE / "check_window_kernels.py", dtype)
 
 
 def test_the_selection_kernels_keep_what_the_plain_path_keeps() -> None:
-    run("check_window_select.py", interpret=True)
+    run_check(HERE / "check_window_select.py")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_window_kernels_equal_the_definition_on_a_gpu(dtype: str) -> None:
-    run("check_window_kernels.py", dtype, "cuda", interpret=False)
+    run_check(HERE / "check_window_kernels.py", dtype, "cuda", interpret=False)
 
 
 @pytest.mark.gpu
 def test_the_selection_kernels_keep_what_the_plain_path_keeps_on_a_gpu() -> None:
-    run("check_window_select.py", "cuda", interpret=False)
+    run_check(HERE / "check_window_select.py", "cuda", interpret=False)
 
 
 @pytest.mark.gpu
 def test_a_prefill_with_kernels_keeps_what_one_without_keeps() -> None:
-    run("check_window_compress.py", interpret=False)
+    run_check(HERE / "check_window_compress.py", interpret=False)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_replay_kernel_equals_the_definition_on_a_gpu(dtype: str) -> None:
-    run("check_fused_replay.py", dtype, "cuda", interpret=False)
+    run_check(HERE / "check_fused_replay.py", dtype, "cuda", interpret=False)
 
 
 def window(dtype: torch.dtype = torch.float32, d: int = 16) -> Window:
