@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dropkv.kernels.dispatch import received_on_gpu
 from dropkv.kernels.moments import Moments, rotate, unrotate
 from dropkv.kernels.score import Window, score_blocks
 
@@ -39,9 +40,10 @@ class Queries:
         first = self.n - self.last  # the window may lie in two slices
         window = q[:, max(0, first - start) :].clone() if stop > first else None
         if "all queries" in self.needs:
-            received = score_blocks(
-                Window(_grouped(q, len(k)), k, k[..., :0], scale, softcap), lambda block: block.probability()
-            )
+            received = received_on_gpu(_grouped(q, len(k)), k, scale, softcap)
+            if received is None:
+                window_of = Window(_grouped(q, len(k)), k, k[..., :0], scale, softcap)
+                received = score_blocks(window_of, lambda block: block.probability())
             if self.attention is None:
                 self.attention = received.new_zeros((len(k), self.n))
             self.attention[:, :stop] += received

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from dropkv.budgets import Kept
-from dropkv.kernels.reduce import MAX_MAX, SUM_MEAN, Reduction, over_group
-from dropkv.kernels.score import Attended, Job, Observed, Score, Window, score_jobs
+from dropkv.kernels.reduce import MAX_MAX, SPREAD, SUM_MEAN, Reduction, over_group
+from dropkv.kernels.score import Attended, Block, Job, Observed, Score, Weight, Window, score_jobs
 from dropkv.kernels.triton_here import slower, triton_works
 from formats import LayerEntries
 
 if TYPE_CHECKING:
+    from dropkv.kernels.head_scores import Kind
     from dropkv.kernels.window_attend import Attention
     from dropkv.methods._base import Pool
 
@@ -32,15 +33,21 @@ L2_MEAN = Reduction("l2", "mean")
 
 
 def run_jobs(queries: Observed, jobs: Sequence[Job], documents: int = 1) -> list[Tensor]:
-    """`score_jobs`, with the kernel for those jobs that it has a form of."""
+    """`score_jobs`, with kernels for those jobs that they have a form of."""
     forms = [_form(queries, job) for job in jobs]
-    if not isinstance(queries, Window | Attended) or not any(forms) or not _usable(queries):
+    kinds = [() if form else _kinds(queries, job) for job, form in zip(jobs, forms, strict=True)]
+    if not isinstance(queries, Window | Attended) or not (any(forms) or any(kinds)) or not _usable(queries):
         return score_jobs(queries, jobs, documents)
-    rest = [job for job, form in zip(jobs, forms, strict=True) if form is None]
+    rest = [job for job, form, kind in zip(jobs, forms, kinds, strict=True) if form is None and not kind]
     plain = iter(score_jobs(queries, rest, documents) if rest else ())
     with _on(queries.q):
+        if isinstance(queries, Window) and any(kinds) and queries.attention is None:
+            queries = replace(queries, attention=_attention(queries, values=True))
         fused = iter(_fused(queries, [(job, form) for job, form in zip(jobs, forms, strict=True) if form], documents))
-    return [next(plain if form is None else fused) for form in forms]
+        by_head = iter(_by_head(queries, [pair for pair in zip(jobs, kinds, strict=True) if pair[1]], documents))
+    return [
+        next(fused if form else by_head if kind else plain) for form, kind in zip(forms, kinds, strict=True)
+    ]
 
 
 def attention_on_gpu(window: Window) -> Attention | None:
@@ -49,6 +56,27 @@ def attention_on_gpu(window: Window) -> Attention | None:
         return None
     with _on(window.q):
         return _attention(window, values=True)
+
+
+def received_on_gpu(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor | None:
+    """What queries [kv_heads, G, m, d] of the last m keys pay each of them, k [kv_heads, n, d], summed, the mean over the group's heads; float32
+    [kv_heads, n]. None where plain torch has to make it."""
+    window = Window(q, k, k, scale, softcap)  # the values are not read
+    if not _usable(window):
+        return None
+    with _on(q):
+        return _fused(window, [(Job(_unused, SUM_MEAN, weight="p"), Score("p"))], 1)[0]
+
+
+def value_sizes_on_gpu(v: Tensor, wo: Tensor, documents: int) -> Tensor | None:
+    """`mean_l1_norms` of values [kv_heads, n, d_v] in float32; None where plain torch has to make them."""
+    alike = v.dtype == wo.dtype and v.dtype in DTYPES and v.device == wo.device and 0 < v.shape[-1] <= WIDEST // 2
+    if not v.is_cuda or not alike or not _works(v):
+        return None
+    from dropkv.kernels.value_sizes import value_sizes
+
+    with _on(v):
+        return value_sizes(_dense(v), _dense(wo), documents)
 
 
 def select_on_gpu(
@@ -79,7 +107,7 @@ def gather_on_gpu(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEn
 
 def _form(queries: Observed, job: Job) -> Score | None:
     """What the kernel computes for a job; None where it has no form of it."""
-    if job.weight is None:
+    if job.weight not in ("p", "odds", "squared odds", "along"):
         return None
     if job.factors is not None:
         fits = job.reduction == L2_MEAN and job.weight == "p" and queries.shape[2] <= LONGEST_L2
@@ -87,6 +115,50 @@ def _form(queries: Observed, job: Job) -> Score | None:
     if job.reduction in (SUM_MEAN, LAST):
         return Score(job.weight)
     return Score(job.weight, "max") if job.reduction == MAX_MAX and job.weight != "along" else None
+
+
+KINDS: dict[tuple[Weight | None, str], tuple[Kind, ...]] = {
+    ("p", "max"): ("max p",),
+    ("p", "mean"): ("mean p",),
+    ("p", "var"): ("var p",),
+    ("p", "mean+200var"): ("mean p", "var p"),
+    ("entropy", "sum"): ("entropy",),
+    ("along", "max"): ("max along",),
+    ("step", "max"): ("max step",),
+    ("step", "ema"): ("ema step",),
+    ("smoothed", "max"): ("max smoothed",),
+}
+
+
+def _kinds(queries: Observed, job: Job) -> tuple[Kind, ...]:
+    """What the kernels of head_scores.py compute for a job, for windows alone; () where they have no form of it."""
+    if not isinstance(queries, Window) or (queries.attention is not None and queries.attention.loud is None):
+        return ()
+    width = max(queries.q.shape[-1], queries.v.shape[-1])
+    most = WIDEST // 4 if queries.q.dtype == torch.float32 else WIDEST // 2 if job.weight == "smoothed" else WIDEST
+    return KINDS.get((job.weight, job.reduction.queries), ()) if width <= most else ()
+
+
+def _by_head(queries: Window | Attended, work: Sequence[tuple[Job, tuple[Kind, ...]]], documents: int) -> list[Tensor]:
+    if not work:
+        return []
+    from dropkv.kernels.head_scores import head_scores
+
+    assert isinstance(queries, Window) and queries.attention is not None
+    q, k, v = (_dense(part) for part in (queries.q, queries.k, queries.v))
+    found = head_scores(
+        q, k, v, queries.attention, {kind for _, kinds in work for kind in kinds},
+        scale=queries.scale, softcap=queries.softcap, columns=queries.columns, roots=queries.roots,
+    )  # fmt: skip
+    done = []
+    for job, kinds in work:
+        score = found[kinds[0]] if len(kinds) == 1 else found["mean p"] + SPREAD * found["var p"]
+        done.append(over_group(score if job.finish is None else job.finish(score), job.reduction.group, documents))
+    return done
+
+
+def _unused(block: Block) -> Tensor:
+    raise NotImplementedError
 
 
 def _usable(queries: Window | Attended) -> bool:
@@ -114,8 +186,9 @@ def _attention(window: Window, *, values: bool) -> Attention:
     from dropkv.kernels.window_attend import attend_window
 
     return attend_window(
-        _dense(window.q), _dense(window.k), _dense(window.v), scale=window.scale, softcap=window.softcap, values=values
-    )
+        _dense(window.q), _dense(window.k), _dense(window.v), scale=window.scale, softcap=window.softcap, values=values,
+        residuals=values and window.roots is not None,
+    )  # fmt: skip
 
 
 def _fused(queries: Window | Attended, work: Sequence[tuple[Job, Score]], documents: int) -> list[Tensor]:

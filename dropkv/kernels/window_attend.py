@@ -41,7 +41,8 @@ class Attention:
 
     outputs float32 [kv_heads, G, m, d_v], None where only sums were asked; log_sum_exp float32 [kv_heads, G, m], -inf for a query that sees
     nothing. loud int32 [kv_heads, G, m]: the key with p > 1/2, -1 where there is none; loud_odds: its p / (1 - p + eps), loud_gap: its
-    ||a - v||^2, both float32 and free of cancellation. The last three are None where the attention came from elsewhere.
+    ||a - v||^2, both float32 and free of cancellation. These three are None where the attention came from elsewhere. residuals float32
+    [kv_heads, G, m, d_v]: that key's a - v itself, of no meaning where there is none; only if asked.
     """
 
     outputs: Tensor | None
@@ -49,6 +50,7 @@ class Attention:
     loud: Tensor | None = None
     loud_odds: Tensor | None = None
     loud_gap: Tensor | None = None
+    residuals: Tensor | None = None
 
     def part(self, queries: slice) -> Attention:
         """That of some of every query head's queries."""
@@ -64,12 +66,13 @@ def attend_window(
     scale: float,
     softcap: float | None = None,
     values: bool = True,
+    residuals: bool = False,
     tile: Tile | None = None,
 ) -> Attention:
     """Attention of q [kv_heads, G, m, d], the queries of the last m keys, over k [kv_heads, n, d] and v [kv_heads, n, d_v]; causal.
 
-    The last dimension of each must be dense. values: False leaves V unread and gives log-sum-exps alone. A query before the first key
-    (m > n) sees nothing: its output is 0.
+    The last dimension of each must be dense. values: False leaves V unread and gives log-sum-exps alone. residuals: whether those are given
+    too. A query before the first key (m > n) sees nothing: its output is 0.
     """
     kv_heads, group, m, d = q.shape
     n, d_v = v.shape[1:]
@@ -95,11 +98,12 @@ def attend_window(
     outputs = torch.empty((*shape, d_v if values else 0), dtype=torch.float32, device=q.device)
     found = torch.empty((3, *shape), dtype=torch.float32, device=q.device)
     loud = torch.empty(shape, dtype=torch.int32, device=q.device)
+    gaps = torch.empty_like(outputs) if residuals else None
     _merge[(rows, kv_heads)](
-        v, sums, partial, outputs, found, loud, v.stride(0), v.stride(1), parts, kv_heads, rows,
-        PARTS=triton.next_power_of_2(parts), SOME=min(64, triton.next_power_of_2(parts)), **sizes, num_warps=4,
+        v, sums, partial, outputs, found, loud, gaps, v.stride(0), v.stride(1), parts, kv_heads, rows,
+        PARTS=triton.next_power_of_2(parts), GAPS=residuals, SOME=min(64, triton.next_power_of_2(parts)), **sizes, num_warps=4,
     )  # fmt: skip
-    return Attention(outputs if values else None, found[0], loud, found[1], found[2])
+    return Attention(outputs if values else None, found[0], loud, found[1], found[2], gaps)
 
 
 def attend_tile(q: Tensor, d_v: int, values: bool) -> Tile:
@@ -187,7 +191,7 @@ def _attend(
     q = tl.load(Q + head * q_head + place, mask=real[:, None] & (width < D)[None, :], other=0.0)
     limit = tl.where(real, n - m + query, -1)  # the last key a row sees
     first = part * span
-    last = tl.minimum(n, first + span)
+    last = tl.minimum(tl.minimum(n, first + span), tl.max(limit, 0) + 1)
     k_base, v_base = K + head * k_head, V + head * v_head
 
     best = tl.full([BM], -float("inf"), tl.float32)
@@ -250,8 +254,9 @@ def _attend(
 
 @triton.jit(do_not_specialize=["parts", "kv_heads", "rows"])
 def _merge(
-    V, SUMS, PARTIAL, OUT, FOUND, LOUD, v_head, v_key, parts, kv_heads, rows,
+    V, SUMS, PARTIAL, OUT, FOUND, LOUD, RESIDUALS, v_head, v_key, parts, kv_heads, rows,
     PARTS: tl.constexpr, SOME: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, VALUES: tl.constexpr,
+    GAPS: tl.constexpr,
 ):  # fmt: skip
     """All parts of one row put together."""
     row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -298,5 +303,7 @@ def _merge(
         )
         gap = (acc - others * own_value) / total
         tl.store(FOUND + 2 * found + index, tl.sum(gap * gap, 0))
+        if GAPS:
+            tl.store(RESIDUALS + index * DV + width, gap, mask=width < DV)
         outputs = tl.where(seen, (acc + weight * own_value) / total, 0.0)
         tl.store(OUT + index * DV + width, outputs, mask=width < DV)

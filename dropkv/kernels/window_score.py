@@ -204,16 +204,21 @@ def _score(
         else:
             score = tl.zeros([BN], tl.float32)
             for block in range(0, blocks):
-                q, high, low, length, sums, limit, loud, loud_odds, loud_gap, index, real = _rows_of(
-                    Q, A, LSE, LOUD, LOUD_ODDS, LOUD_GAP, head, block, q_head, q_group, q_query, n, m, group, per_head,
-                    BM, D, DV, BD, BDV, KNOWN, WEIGHT,
-                )  # fmt: skip
-                part = _contributions(
-                    k, v, squares, q, high, low, length, sums, limit, loud, loud_odds, loud_gap, index, real, A, inner, outer, lines, last,
-                    CAUSAL, CAPPED, KNOWN, WEIGHT, DV, BDV, PRECISION,
-                )  # fmt: skip
-                more = _reduced(part, FACTORS, head, block, lines, count, group, BM, BN, HEADS, MAXIMUM, L2)
-                score = tl.maximum(score, more) if MAXIMUM else score + more
+                newest = start
+                if CAUSAL:  # a block whose queries all stand before these keys adds nothing
+                    end = block * BM + BM - 1
+                    newest = n - m + tl.where(end // per_head == block * BM // per_head, end % per_head, per_head - 1)
+                if newest >= start:
+                    q, high, low, length, sums, limit, loud, loud_odds, loud_gap, index, real = _rows_of(
+                        Q, A, LSE, LOUD, LOUD_ODDS, LOUD_GAP, head, block, q_head, q_group, q_query, n, m, group, per_head,
+                        BM, D, DV, BD, BDV, KNOWN, WEIGHT,
+                    )  # fmt: skip
+                    part = _contributions(
+                        k, v, squares, q, high, low, length, sums, limit, loud, loud_odds, loud_gap, index, real, A, inner, outer, lines, last,
+                        CAUSAL, CAPPED, KNOWN, WEIGHT, DV, BDV, PRECISION,
+                    )  # fmt: skip
+                    more = _reduced(part, FACTORS, head, block, lines, count, group, BM, BN, HEADS, MAXIMUM, L2)
+                    score = tl.maximum(score, more) if MAXIMUM else score + more
         if not MAXIMUM:
             score = score / group
         if ROOT:

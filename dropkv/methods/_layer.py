@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dropkv.errors import UsageError
+from dropkv.kernels.dispatch import value_sizes_on_gpu
 from dropkv.kernels.moments import Moments
 from dropkv.kernels.projection import l2_norms, mean_l1_norms, roots
 from dropkv.kernels.score import Window
@@ -72,7 +73,8 @@ class LayerContext:
     @cached_property
     def value_sizes(self) -> Tensor:
         """The group's mean of ||v_j W_h||_1 [kv_heads, n]."""
-        return mean_l1_norms(self.v, self.projection, self.documents)
+        sizes = value_sizes_on_gpu(self.v, self.projection, self.documents)
+        return mean_l1_norms(self.v, self.projection, self.documents) if sizes is None else sizes
 
     def window(self, *, projected: bool) -> Window:
         """The observation queries of the document's last positions; with the projection's roots where lengths behind it are asked."""

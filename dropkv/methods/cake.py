@@ -25,7 +25,7 @@ METHOD = Method(
     pool=Pool("avg", 5),
     rule="cake-layers",
     beside=(
-        Job(entropy, Reduction("sum", "sum")),
-        Job(lambda block: block.probability(), Reduction("var", "sum")),
+        Job(entropy, Reduction("sum", "sum"), weight="entropy"),
+        Job(lambda block: block.probability(), Reduction("var", "sum"), weight="p"),
     ),
 )

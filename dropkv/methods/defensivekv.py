@@ -60,9 +60,10 @@ METHOD = Method(
     reduction=MAX_MAX,
     rule="head-adaptive",
     alpha=0.0,
-    beside=(Job(lambda block: block.probability(), Reduction("mean", "mean")),),
+    beside=(Job(lambda block: block.probability(), Reduction("mean", "mean"), weight="p"),),
     finish=worst_case,
     ranked=safe_first,
+    fused="smoothed",
     budget_bound=True,
     needs=frozenset({"output projection"}),
 )

@@ -71,5 +71,6 @@ METHOD = Method(
     beside_window=drift,
     ranked=follow,
     projected=True,
+    fused="step",
     needs=frozenset({"output projection"}),
 )

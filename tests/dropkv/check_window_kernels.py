@@ -14,7 +14,9 @@ import torch
 
 from dropkv import methods
 from dropkv.kernels import dispatch
-from dropkv.kernels.score import Attended, Score, Window, score_blocks, score_jobs
+from dropkv.kernels.projection import mean_l1_norms
+from dropkv.kernels.score import Attended, Job, Score, Window, score_blocks, score_jobs
+from dropkv.kernels.value_sizes import value_sizes
 from dropkv.kernels.window_attend import Attention, Tile, attend_window
 from dropkv.kernels.window_score import score_window
 from dropkv.methods import LayerContext
@@ -127,6 +129,35 @@ def check_methods(draw):
     assert set(found) >= {"adadropkv", "adakv", "andpro", "caote", "criticalkv", "dropkv", "laprox", "snapkv", "tova"}
 
 
+def check_by_head(draw, dtype):
+    """What head_scores.py makes of every job that it has a form of equals plain torch in float64: probes and windows, loud keys among them."""
+    tried = set()
+    for m, n, columns, d, softcap in ((70, 140, 67, 16, None), (5, 37, None, 24, None), (20, 45, 18, 16, 6.0), (1, 3, None, 16, None)):
+        q, k, v = draw(2, 2, m, d), draw(2, n, d), draw(2, n, d)
+        q[0, 1, m // 2], q[1, 1, 0] = k[0, n // 3] * 4, k[1, 0] * 3  # p near 1
+        context = LayerContext(k, v, 0.25, q=q, wo=draw(40, 2 * d) * 0.3, more_seeds=(1,))
+        window = Window(q, k, v, 0.25, softcap, columns, roots=context.roots)
+        wide = replace(window, q=q.double(), k=k.double(), v=v.double(), roots=context.roots.double())
+        jobs = []
+        for method in (one for name in methods.names() for one in (methods.get(name), methods.get(name).under_replay(4))):
+            if method.observed is not None:
+                factors = None if method.weigh is None else method.weigh(context)[..., :columns]
+                jobs.extend((method._job(factors), *method.beside))
+        work = [(job, kinds) for job in jobs if (kinds := dispatch._kinds(window, job))]
+        tried.update(kind for _, kinds in work for kind in kinds)
+        seen = replace(window, attention=dispatch._attention(window, values=True))
+        want = score_jobs(wide, [job for job, _ in work], 2)
+        for (job, kinds), got, exact in zip(work, dispatch._by_head(seen, work, 2), want, strict=True):
+            assert per_head(got, exact.double()) < 3 * TOLERANCE[dtype], (kinds, job.reduction, m)
+        whole = Window(q, k, k, 0.25, softcap)
+        (received,) = dispatch._fused(whole, [(Job(dispatch._unused), Score("p"))], 1)
+        want = score_jobs(replace(whole, q=q.double(), k=k.double(), v=k.double()), [Job(lambda block: block.probability())])
+        assert per_head(received, want[0].double()) < TOLERANCE[dtype]
+        sizes = value_sizes(v, context.projection.contiguous(), 2)
+        assert per_head(sizes, mean_l1_norms(v.double(), context.projection.double(), 2)) < TOLERANCE[dtype]
+    assert tried == {kind for kinds in dispatch.KINDS.values() for kind in kinds}
+
+
 def main() -> None:
     dtype = getattr(torch, sys.argv[1])
     device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
@@ -181,6 +212,8 @@ def main() -> None:
             got = score_window(q, k, v, attention, SCORES[0], scale=scale, tile=tile)
             assert per_head(got, twin.double()) < 2 * limit
     assert not failed, f"{failed} cases"
+    if part == 0:
+        check_by_head(draw, dtype)
     if dtype == torch.float32:
         check_methods(draw)
     print("all equal")
