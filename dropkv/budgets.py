@@ -142,14 +142,19 @@ def _order(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _keys(scores: Tensor, always: Sequence[int], unpooled: Tensor | None) -> tuple[Tensor, Tensor]:
-    first = scores.double()
-    second = torch.zeros_like(first) if unpooled is None else unpooled.double()
+    first = _sortable(scores)
+    second = torch.zeros_like(first) if unpooled is None else _sortable(unpooled)
     if always:
         index = torch.tensor(list(always), device=scores.device)
         first, second = first.clone(), second.clone()
         first[:, index] = torch.inf
-        second[:, index] = index.double()  # newest first
+        second[:, index] = index.to(second.dtype)  # newest first
     return first, second
+
+
+def _sortable(x: Tensor) -> Tensor:
+    """Keys that are compared exactly; float32 sorts in half the time, and holds every position up to 2^24."""
+    return x if x.dtype == torch.float32 and x.shape[-1] <= 1 << 24 else x.double()
 
 
 def floor_of(count: Tensor | int, forced: int, alpha: float) -> Tensor | int:

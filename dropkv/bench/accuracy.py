@@ -226,8 +226,8 @@ def _answer(
     per_batch = max(1, room // (len(computed) * max(one.survey.n for one in asked)))
     for begin in range(0, len(asked), per_batch):
         part = asked[begin : begin + per_batch]
-        keeps = [torch.stack([_keep(one.survey, cell, len(seam.head_ids)) for cell in computed]) for one in part]
-        alike = [same_sets(keep) for keep in keeps]
+        keeps = kept_sets([one.survey for one in part], computed, len(seam.head_ids))
+        alike = same_sets_of(keeps)
         each = max(len(set(firsts)) for firsts in alike)
         longest = max(one.survey.n for one in part)
         keys = [
@@ -253,6 +253,7 @@ def _answer(
         for one, keep, firsts, rows_of in zip(part, keeps, alike, places, strict=True):
             question = one.sample.questions[one.number]
             counts = keep.flatten(1).sum(1).tolist()
+            by_head = keep.sum(-1).tolist() if (one.sample.index, one.number) == (0, 0) else []
             for number, cell in enumerate(computed):
                 answer = answers[rows_of[firsts[number]]]
                 tokens = [*one.given, *answer][: 0 if one.over else question.max_new_tokens]
@@ -272,21 +273,52 @@ def _answer(
                 if one.sample.depth is not None:
                     line["depth"] = one.sample.depth
                 if one.sample.index == 0 and one.number == 0:
-                    line["head_counts"] = keep[number].sum(-1).tolist()
+                    line["head_counts"] = by_head[number]
                 lines.append(line)
     if any(cell.method == "random-answer" for cell in cells):
         lines.extend(_random_answers(model, plan, task, asked, setting))
     return lines
 
 
+def kept_sets(surveys: Sequence[Survey], cells: Sequence[Cell], head_tokens: int) -> list[Tensor]:
+    """What every cell keeps of each document, bool [cells, layers, kv_heads, n]; documents that were read together are done together."""
+    done: dict[int, Tensor] = {}
+    for together in {id(one.together): one.together for one in surveys}.values():
+        keep = torch.empty(
+            (together.documents, len(cells), *together.shape), dtype=torch.bool, device=together.device
+        )
+        places: dict[tuple[str, str], list[int]] = {}
+        for place, cell in enumerate(cells):
+            if cell.method == "full":
+                keep[:, place] = True
+            elif cell.method == "no-document":  # the template's head alone
+                keep[:, place] = torch.arange(together.shape[-1], device=together.device) < max(1, head_tokens)
+            else:
+                places.setdefault((cell.observer, cell.method), []).append(place)
+        for (observer, method), own in places.items():
+            found = together.keep(observer, method, [cells[place].budget for place in own])
+            for place, kept in zip(own, found, strict=True):
+                keep[:, place] = kept
+        done[id(together)] = keep
+    return [done[id(one.together)][one.number] for one in surveys]
+
+
 def same_sets(keep: Tensor) -> list[int]:
-    """For every mask of keep [masks, ...] the first one that is equal to it, known by two random sums that are exact in float64."""
-    flat = keep.flatten(1)
+    """For every mask of keep [masks, ...] the first one that is equal to it."""
+    return same_sets_of([keep])[0]
+
+
+def same_sets_of(keeps: Sequence[Tensor]) -> list[list[int]]:
+    """`same_sets` of several documents with as many masks each. Masks are known by two random sums that are exact in float64."""
     generator = torch.Generator().manual_seed(0)
-    weights = torch.randint(1 << 30, (flat.shape[1], 2), generator=generator).to(flat.device, torch.float64)
-    sums = [tuple(pair) for pair in (flat.double() @ weights).tolist()]
-    firsts: dict[tuple[float, ...], int] = {}
-    return [firsts.setdefault(pair, number) for number, pair in enumerate(sums)]
+    longest = max(keep[0].numel() for keep in keeps)
+    weights = torch.randint(1 << 30, (longest, 2), generator=generator).to(keeps[0].device, torch.float64)
+    sums = [keep.flatten(1).double() @ weights[: keep[0].numel()] for keep in keeps]
+    alike = []
+    for own in torch.stack(sums).tolist():
+        firsts: dict[tuple[float, ...], int] = {}
+        alike.append([firsts.setdefault(tuple(pair), number) for number, pair in enumerate(own)])
+    return alike
 
 
 def _random_answers(
@@ -381,17 +413,6 @@ def question_tokens(seam: Seam, question: Question) -> list[int]:
         + after
         + (seam.encoder.foreign(question.answer_prefix) if question.answer_prefix else [])
     )
-
-
-def _keep(surveyed: Survey, cell: Cell, head_tokens: int) -> Tensor:
-    """bool [layers, kv_heads, n] of a cell."""
-    if cell.method == "full":
-        return surveyed.everything
-    if cell.method == "no-document":  # the template's head alone
-        keep = torch.zeros_like(surveyed.everything)
-        keep[..., : max(1, head_tokens)] = True
-        return keep
-    return surveyed.keep(cell.observer, cell.method, cell.budget)
 
 
 def _padded(x: Tensor, n: int) -> Tensor:

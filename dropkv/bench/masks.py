@@ -1,7 +1,7 @@
-"""What every method keeps at every budget, as masks, for all layers of a document at once.
+"""What every method keeps at every budget, as masks, for all layers of some documents at once.
 
 The same sets as `Method.choose`, which goes layer by layer and puts them in file order: a test compares them for every method. Here nothing
-needs an order, so a budget is a comparison of ranks, and a GPU does a document's layers in a few operations.
+needs an order, so a budget is a comparison of ranks, and a GPU does the layers of all documents in a few operations.
 """
 
 from __future__ import annotations
@@ -19,18 +19,27 @@ from dropkv.methods._layer import LayerScores
 
 
 class Masks:
-    """Kept sets of one method over the layers that have a budget; every layer has the same KV heads."""
+    """Kept sets of one method over the layers that have a budget; every layer has the same KV heads.
 
-    def __init__(self, method: Method, layers: Sequence[LayerScores]) -> None:
+    documents: the KV heads are those of so many documents, one document after another; their layers become those of one document after another.
+    """
+
+    def __init__(self, method: Method, layers: Sequence[LayerScores], documents: int = 1) -> None:
         self.method = method
-        self.raw = torch.stack([scores.raw for scores in layers]).float()  # [layers, kv_heads, n]
+        self.documents = documents
+        self.raw = self._apart(torch.stack([scores.raw for scores in layers]).float())  # [all layers, kv_heads, n]
         beside = [scores.beside for scores in layers if scores.beside is not None]
-        self.scores = LayerScores(self.raw, torch.stack(beside, 1) if beside else None)
+        self.scores = LayerScores(self.raw, self._apart(torch.stack(beside, 1)) if beside else None)
         self.forced = method.forced(self.raw.shape[2])
         self._ranks: tuple[Tensor, Tensor] | None = None
 
+    def _apart(self, x: Tensor) -> Tensor:
+        """[..., layers, all heads, n] -> [..., all layers, heads, n]."""
+        by_document = x.unflatten(-2, (self.documents, -1)).transpose(-4, -3)
+        return by_document.flatten(-4, -3)
+
     def keep(self, budget: float | int) -> Tensor:
-        """bool [layers, kv_heads, n]."""
+        """bool [all layers, kv_heads, n]."""
         method, n = self.method, self.raw.shape[2]
         kept = n if method.keeps_all else kept_count(budget, n, len(self.forced))
         if kept >= n:
@@ -42,18 +51,20 @@ class Masks:
         return self._by_rank(kept)
 
     def _by_rank(self, kept: int) -> Tensor:
-        method, n, layers = self.method, self.raw.shape[2], self.raw.shape[0]
+        method, n, layers = self.method, self.raw.shape[2], self.raw.shape[0] // self.documents
         in_head, among = self._ranked(kept)
         if method.rule in ("layer-pyramid", "cake-layers"):
             if method.rule == "layer-pyramid":
-                counts = pyramid_counts(kept, n, len(self.forced), layers)
+                counts = pyramid_counts(kept, n, len(self.forced), layers) * self.documents
             else:
-                counts = share_counts(preferences(self.scores, len(self.forced), n), kept, n, len(self.forced))
+                shares = preferences(self.scores, len(self.forced), n)
+                each = (shares[first : first + layers] for first in range(0, len(shares), layers))
+                counts = [count for own in each for count in share_counts(own, kept, n, len(self.forced))]
             return in_head < torch.tensor(counts, device=self.raw.device).view(-1, 1, 1)
         if method.rule == "uniform":
             return in_head < kept
         floor = int(floor_of(kept, len(self.forced), method.alpha))
-        groups = among.reshape(1 if method.rule == "model-wide" else layers, -1)
+        groups = among.reshape(self._groups, -1)
         sure = in_head.reshape(groups.shape) < floor
         places = groups.shape[1] // n * (kept - floor)
         # by rank, how many of those that no floor keeps have come so far
@@ -75,6 +86,11 @@ class Masks:
         order = head_order(level.flatten(0, 1), (), self.raw.flatten(0, 1))
         return inverse(order).view(self.raw.shape) < counts
 
+    @property
+    def _groups(self) -> int:
+        """How many times a budget is shared: a layer's, or a document's."""
+        return self.documents if self.method.rule == "model-wide" else len(self.raw)
+
     def _ranked(self, kept: int) -> tuple[Tensor, Tensor]:
         """Ranks [layers, kv_heads, n] inside the head, and among all that share a budget (the layer, or the model)."""
         if self._ranks is not None:
@@ -85,8 +101,7 @@ class Masks:
         in_head = inverse(head_order(pooled, self.forced, raw)).view(shape)
         among = in_head
         if method.rule in ("head-adaptive", "model-wide"):
-            groups = 1 if method.rule == "model-wide" else shape[0]
-            among = layer_ranks(pooled, self.forced, raw, groups).view(shape)
+            among = layer_ranks(pooled, self.forced, raw, self._groups).view(shape)
         if method.ranked is None:  # otherwise the ranks belong to this budget alone
             self._ranks = (in_head, among)
         return in_head, among

@@ -5,7 +5,7 @@ Eviction never changes the prefill, so all methods and budgets of one observer s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -45,53 +45,68 @@ class Collector:
         self.values.append(v.clone())
 
 
-class Survey:
-    """One document's full cache, keys and values [kv_heads, n, d] per layer, and the scores of (observer, method) pairs."""
+class Together:
+    """What the prefills of some documents of one length have left: the scores of (observer, method) pairs, of all documents at once."""
 
-    def __init__(self, model: Model, n: int) -> None:
-        self.n = n
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+    def __init__(self, model: Model, n: int, documents: int) -> None:
+        self.documents = documents
+        self.shape = (len(model.geometry), max(layer.kv_heads for layer in model.geometry), n)
+        self.device = model.device
         self._full = [index for index, layer in enumerate(model.geometry) if layer.kind == "full"]
-        self._shape = (len(model.geometry), max(layer.kv_heads for layer in model.geometry), n)
-        self._device = model.device
         self._methods: dict[tuple[str, str], Method] = {}
         self._layers: dict[tuple[str, str], list[LayerScores]] = {}
-        self._masks: dict[tuple[str, str], Masks] = {}
 
-    def take(self, observers: Sequence[str], collector: Collector, number: int, documents: int) -> None:
-        """Add what one prefill collected of document `number` of `documents`, an observer for each method; keys and values are the same for
-        all."""
-
-        def own(x: Tensor, dim: int = 0) -> Tensor:
-            heads = x.shape[dim] // documents
-            return x.narrow(dim, number * heads, heads)
-
-        if not self.keys:
-            self.keys, self.values = [own(k) for k in collector.keys], [own(v) for v in collector.values]
+    def take(self, observers: Sequence[str], collector: Collector) -> None:
+        """Add the scores of one prefill, an observer for each method."""
         for index, (observer, method) in enumerate(zip(observers, collector.methods, strict=True)):
             self._methods[observer, method.name] = method
-            self._layers[observer, method.name] = [
-                LayerScores(own(part.raw), None if part.beside is None else own(part.beside, 1))
-                for part in (scores[index] for scores in collector.scores)
-            ]
+            self._layers[observer, method.name] = [scores[index] for scores in collector.scores]
+
+    def raw(self, observer: str, method: str) -> Tensor:
+        """Scores of the layers that have a budget, float32 [documents, layers, kv_heads, n]."""
+        layers = torch.stack([scores.raw for scores in self._layers[observer, method]])
+        return layers.unflatten(1, (self.documents, -1)).transpose(0, 1)
+
+    def keep(self, observer: str, method: str, budgets: Sequence[float]) -> Iterator[Tensor]:
+        """For every budget what a method keeps of all documents, bool [documents, layers, kv_heads, n]; sliding layers keep everything."""
+        masks = Masks(self._methods[observer, method], self._layers[observer, method], self.documents)
+        for budget in budgets:
+            kept = masks.keep(budget).unflatten(0, (self.documents, -1))
+            if len(self._full) < self.shape[0]:
+                everything = torch.ones((self.documents, *self.shape), dtype=torch.bool, device=self.device)
+                everything[:, self._full] = kept
+                kept = everything
+            yield kept
+
+
+class Survey:
+    """One document's full cache, keys and values [kv_heads, n, d] per layer, and its place among those that were read together."""
+
+    def __init__(self, together: Together, number: int) -> None:
+        self.together = together
+        self.number = number
+        self.n = together.shape[-1]
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def take(self, collector: Collector) -> None:
+        """Add the keys and values that one prefill collected; they are the same for all observers."""
+        if not self.keys:
+            documents = self.together.documents
+            self.keys, self.values = (
+                [x.unflatten(0, (documents, -1))[self.number] for x in part]
+                for part in (collector.keys, collector.values)
+            )
 
     @property
     def everything(self) -> Tensor:
         """bool [layers, kv_heads, n], all true."""
-        return torch.ones(self._shape, dtype=torch.bool, device=self._device)
+        return torch.ones(self.together.shape, dtype=torch.bool, device=self.together.device)
 
     def keep(self, observer: str, method: str, budget: float) -> Tensor:
         """What a method keeps at a budget, bool [layers, kv_heads, n]; sliding layers keep everything."""
-        name = (observer, method)
-        if name not in self._masks:
-            self._masks[name] = Masks(self._methods[name], self._layers[name])
-        kept = self._masks[name].keep(budget)
-        if len(self._full) == self._shape[0]:
-            return kept
-        keep = self.everything
-        keep[self._full] = kept
-        return keep
+        (kept,) = self.together.keep(observer, method, [budget])
+        return kept[self.number]
 
 
 def survey(
@@ -112,7 +127,8 @@ def survey(
     """
     known = set(methods.names())
     n = len(documents[0])
-    results = [Survey(model, n) for _ in documents]
+    together = Together(model, n, len(documents))
+    results = [Survey(together, number) for number in range(len(documents))]
     pairs_of: dict[str, set[tuple[str, str]]] = {"window": set(), "replay": set()}
     replayed = any(observer == "replay" for observer, _ in wanted)
     windowed = any(observer in ("tail", "question") for observer, _ in wanted)
@@ -131,6 +147,7 @@ def survey(
             chosen = [method.under_replay(head_tokens) for method in chosen]
         collector = Collector(chosen, model.geometry)
         read_together(model, documents, observations, collector, seeds=seeds, slice_tokens=SLICE)
-        for number, result in enumerate(results):
-            result.take([own for own, _ in pairs], collector, number, len(documents))
+        together.take([own for own, _ in pairs], collector)
+        for result in results:
+            result.take(collector)
     return results

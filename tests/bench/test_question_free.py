@@ -92,7 +92,7 @@ def test_statistics_are_the_librarys_scores(read):
     known = survey(model, seam, documents(), wanted, head_tokens=head, chunk=50, window=8, seeds=[0, 0])
     for reading, surveyed in zip(readings, known, strict=True):
         for statistic, name in (("step/max", "dropkv"), ("p/max", "snapkv")):
-            want = torch.stack([one.raw for one in surveyed._layers["replay", name]])
+            want = surveyed.together.raw("replay", name)[surveyed.number]
             torch.testing.assert_close(reading.seen["plain"][statistic].amax(2), want, rtol=1e-4, atol=1e-6)
         assert torch.equal(reading.keys[1], surveyed.keys[1])
 
