@@ -29,6 +29,7 @@ ROW_TOKENS = {
 TOGETHER = 32_768  # tokens of documents that a GPU prefills together
 
 Note = Callable[[str], None]
+Pace = Callable[[int], int]  # how many of the next so many documents to answer together; fewer than asked end the run
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,10 @@ def check_budgets(plan: AccuracyPlan, head_tokens: int) -> None:
                     )
 
 
-def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note) -> None:
-    """Measure every cell of the plan that the results do not hold yet.
+def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note, pace: Pace | None = None) -> bool:
+    """Measure every cell of the plan that the results do not hold yet; False when `pace` has ended the run before that.
 
-    note is told about skipped tasks and progress. Raises UsageError for unknown names, for lengths beyond the model's context and for budgets
+    note is told about skipped tasks and progress; pace is asked before every batch. Raises UsageError for unknown names, for lengths beyond the model's context and for budgets
     that hold no more than what is always kept.
     """
     plan.check_methods()
@@ -123,7 +124,9 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note)
             continue
         for length in plan.lengths:
             for setting in plan.settings:
-                _run_task(model, seam, plan, task, length, setting, results, note)
+                if not _run_task(model, seam, plan, task, length, setting, results, note, pace):
+                    return False
+    return True
 
 
 def _run_task(
@@ -135,19 +138,28 @@ def _run_task(
     setting: Setting,
     results: Results,
     note: Note,
-) -> None:
+    pace: Pace | None,
+) -> bool:
     cells = cells_of(plan, setting)
     started = time.perf_counter()
     samples = task.samples(model.tokenizer, length, plan.samples, plan.seed, head_tokens=len(seam.head_ids))
-    count = 0
+    count, whole = 0, True
     for group in _groups(samples, plan.batch):
         todo = [sample for sample in group if _missing(plan, task, sample, setting, cells, results, model)]
-        if not todo:
+        some = len(todo) if pace is None or not todo else pace(len(todo))
+        whole = some == len(todo)
+        todo = todo[:some]
+        if not todo and whole:
             continue
+        if not todo:
+            break
         results.add(_answer(model, seam, plan, task, todo, setting, cells))
         count += len(todo)
+        if not whole:
+            break
     if count:
         note(f"{task.name} {length} {setting}: {count} documents, {time.perf_counter() - started:.0f} s")
+    return whole
 
 
 def _groups(samples: Iterator[Sample], size: int) -> Iterator[list[Sample]]:

@@ -17,6 +17,7 @@ from dropkv.attention import run_logits
 from dropkv.models import Model
 
 ALIGNED = 16  # the fused operators want rows of a mask to begin at multiples of this
+WIDEST = 256  # dimensions of a head that the kernels serve
 LOOK = 12  # decode steps between two looks at which answers have ended
 
 
@@ -77,10 +78,16 @@ class MaskedRun:
         self.tail_values[layer].index_copy_(2, place, v)
         if layer == 0:
             self._seen = self._visible(place)
-        if t == 1 and q.is_cuda and softcap is None:
+        if q.is_cuda and softcap is None and max(q.shape[-1], v.shape[-1]) <= WIDEST:
             from dropkv.kernels.masked_decode import masked_decode
+            from dropkv.kernels.masked_prompt import kept_positions, masked_prompt
 
             tails = (self.tail_keys[layer], self.tail_values[layer])
+            if t > 1:
+                kept = kept_positions(self.keep[layer])
+                q = q if q.stride(-1) == 1 else q.contiguous()
+                document = (self.keys[layer], self.values[layer])
+                return masked_prompt(q, *document, kept, *tails, self._seen.contiguous(), scale=scale)
             out = masked_decode(
                 q[:, :, 0].contiguous(),
                 self.keys[layer],

@@ -9,6 +9,7 @@ sys.path.insert(0, os.getcwd())
 import torch
 
 from dropkv.kernels.masked_decode import masked_decode
+from dropkv.kernels.masked_prompt import kept_positions, masked_prompt
 
 
 def definition(q, k, v, keep, tail_k, tail_v, seen, scale):
@@ -54,6 +55,22 @@ def main() -> None:
         given = [x.to(device) for x in (q, k, v, keep, tail_k, tail_v, seen)]
         got = masked_decode(*given, scale=0.3, rows=16, columns=16).double().cpu()
         error = (got - want).norm() / want.norm()
+        assert error < tolerance, (documents, each, float(error))
+
+        t = 7  # several tokens, of which a later one sees more
+        q, later = draw(total, kv_heads * group, t, d), torch.arange(reach) < torch.arange(reach - t, reach).clamp(min=1).unsqueeze(1)
+        seen = seen.unsqueeze(1) & later
+        want = torch.stack(
+            [definition(q[:, :, i], k, v, keep, tail_k, tail_v, seen[:, i], 0.3) for i in range(t)], 2
+        )
+        q, k, v, keep, tail_k, tail_v, seen = (x.to(device) for x in (q, k, v, keep, tail_k, tail_v, seen))
+        positions, counts = kept_positions(keep)
+        assert torch.equal(counts.long(), keep.sum(-1))
+        for at, count, own in zip(positions.flatten(0, 2), counts.flatten(), keep.flatten(0, 2), strict=True):
+            assert torch.equal(at[:count].long(), own.nonzero().squeeze(-1))
+        shifted = q.transpose(1, 2).contiguous().transpose(1, 2)  # as layers hand them over
+        got = masked_prompt(shifted, k, v, (positions, counts), tail_k, tail_v, seen, scale=0.3, lines=16, columns=16)
+        error = (got.double().cpu() - want).norm() / want.norm()
         assert error < tolerance, (documents, each, float(error))
     print("all equal")
 
