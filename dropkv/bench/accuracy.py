@@ -219,6 +219,25 @@ class Asked:
     over: bool = False  # the prefill has chosen to say nothing
 
 
+class Enough:
+    """Whether an answer scores all there is already: nothing that follows can change that where a task's score only grows.
+
+    Asked of every answer now and then, so one that lacks a token of the expected strings is not looked at closer.
+    """
+
+    def __init__(self, model: Model, task: Task, asked: Asked) -> None:
+        self.tokenizer, self.task = model.tokenizer, task
+        self.given, self.question = asked.given, asked.sample.questions[asked.number]
+        encoded = (self.tokenizer.encode(answer, add_special_tokens=False) for answer in self.question.answers)
+        self.needed = {token for ids in encoded for token in ids}
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        mine = [*self.given, *tokens][: self.question.max_new_tokens]
+        if not self.needed.issubset(mine):
+            return False
+        return self.task.score(self.tokenizer.decode(mine, skip_special_tokens=True), self.question) >= 1.0
+
+
 def _answer(
     model: Model,
     seam: Seam,
@@ -261,7 +280,14 @@ def _answer(
                 rows.append(Row(place, one.tokens, padded[first]))
                 starts.append(one.survey.n)
         budget = max(one.sample.questions[one.number].max_new_tokens for one in part)
-        answers = answer_rows(model, keys, values, rows, starts=starts, max_new_tokens=budget)
+        enough = [Enough(model, task, one) for one in part]
+
+        def decided(row: int, tokens: Sequence[int], rows: list[Row] = rows, enough: list[Enough] = enough) -> bool:
+            return enough[rows[row].document](tokens)
+
+        answers = answer_rows(
+            model, keys, values, rows, starts=starts, max_new_tokens=budget, decided=decided if task.grows else None
+        )
         for one, keep, firsts, rows_of in zip(part, keeps, alike, places, strict=True):
             question = one.sample.questions[one.number]
             counts = keep.flatten(1).sum(1).tolist()

@@ -7,7 +7,7 @@ of the real, pruned cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,9 @@ from dropkv.models import Model
 ALIGNED = 16  # the fused operators want rows of a mask to begin at multiples of this
 WIDEST = 256  # dimensions of a head that the kernels serve
 LOOK = 12  # decode steps between two looks at which answers have ended
+
+
+Decided = Callable[[int, Sequence[int]], bool]  # row, its tokens so far -> whether what follows them is of no interest
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,9 @@ def answer_rows(
     starts: Sequence[int],
     max_new_tokens: int,
     graphs: bool = True,
+    decided: Decided | None = None,
 ) -> list[list[int]]:
-    """Greedy answers (token ids without the stop token) of all rows.
+    """Greedy answers (token ids without the stop token) of all rows; those that `decided` says enough of may end early.
 
     keys, values: per layer [documents, kv_heads, n, d]. starts: per row, the position of its first token. Rows must name each document
     equally often. On a GPU the decode step is captured in a CUDA graph.
@@ -200,7 +204,9 @@ def answer_rows(
         run.filled += longest
         first = logits[:, -1].argmax(-1, keepdim=True)
         position = positions[:, -1:].to(model.device) + 1
-        produced = Decoding(model, run, first, position, graphs and model.device.type == "cuda").finish(max_new_tokens)
+        known = None if decided is None else (lambda place, tokens: decided(order[place], tokens))
+        decoding = Decoding(model, run, first, position, graphs and model.device.type == "cuda", known)
+        produced = decoding.finish(max_new_tokens)
     answers: list[list[int]] = [[] for _ in rows]
     for index, chosen in zip(order, produced, strict=True):
         for one in chosen:
@@ -213,8 +219,16 @@ def answer_rows(
 class Decoding:
     """The decode steps of a batch. Now and then rows that have ended are left out, so that few long answers do not cost as much as many."""
 
-    def __init__(self, model: Model, run: MaskedRun, token: Tensor, position: Tensor, graphs: bool) -> None:
-        self.model, self.run, self.graphs = model, run, graphs
+    def __init__(
+        self,
+        model: Model,
+        run: MaskedRun,
+        token: Tensor,
+        position: Tensor,
+        graphs: bool,
+        decided: Decided | None = None,
+    ) -> None:
+        self.model, self.run, self.graphs, self.decided = model, run, graphs, decided
         self.stops = torch.tensor(sorted(model.stop_ids), device=model.device)
         self.token, self.position = token.clone(), position.clone()
         self.done = torch.isin(token, self.stops)  # [rows, 1]
@@ -226,8 +240,8 @@ class Decoding:
         """At most `count` tokens for every row, the first included; what follows a stop token is of no meaning."""
         number, filled = 1, int(self.run.filled)
         while number < count and not bool(self.done.all()):  # a look at the answers costs a wait, so only now and then
-            if number > 1:
-                self._leave_out()
+            if number > 1 and not self._leave_out():
+                break
             steps = min(LOOK, count - number)
             self.run.expect(filled + number - 1 + steps)
             self._steps(steps)
@@ -257,16 +271,23 @@ class Decoding:
             self.fresh.append(following)
             self.done |= torch.isin(following, self.stops)
 
-    def _leave_out(self) -> None:
-        """Go on with the rows that have not ended, and for documents with fewer of them than others with some that have."""
+    def _leave_out(self) -> bool:
+        """Go on with the rows that have not ended, and for documents with fewer of them than others with some that have; False: all have."""
         self._collect()
+        if self.decided is not None:
+            rows, over = self.rows.tolist(), self.done.flatten().tolist()
+            known = [own or self.decided(row, self.answers[row]) for row, own in zip(rows, over, strict=True)]
+            self.done = torch.tensor(known, device=self.done.device).unsqueeze(1)
         done = self.done.view(self.run.documents, self.run.rows)
-        each = max(1, int((~done).sum(1).max()))
+        each = int((~done).sum(1).max())
+        if each == 0:
+            return False
         chosen = torch.sort(done, dim=1, stable=True).indices[:, :each]
         places = (chosen + self.run.rows * torch.arange(len(chosen), device=chosen.device).unsqueeze(1)).flatten()
         self.run.select(chosen)
         self.token, self.position, self.done = self.token[places], self.position[places], self.done[places]
         self.rows = self.rows[places]
+        return True
 
     def _collect(self) -> None:
         if self.fresh:

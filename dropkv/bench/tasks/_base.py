@@ -90,7 +90,8 @@ class Task(ABC):
     """A task of the bench.
 
     label: the family a table names ("RULER-shaped", "needle", ...). chat: whether the prompt goes through the chat
-    template. exact: whether every document has exactly the length asked; otherwise that is the most it has.
+    template. exact: whether every document has exactly the length asked; otherwise that is the most it has. grows: whether what follows an
+    answer never makes its score less, as where expected strings are looked for.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Task(ABC):
     max_new_tokens: int
     chat: bool = True
     exact: bool = True
+    grows: bool = True
 
     def samples(self, tokenizer: Any, length: int, count: int, seed: int = 0, head_tokens: int = 0) -> Iterator[Sample]:
         """Up to `count` samples, the same for the same seed; fewer only where a data file holds fewer.

@@ -158,6 +158,7 @@ class LongBench(Task):
     shape: Shape
     prompt: tuple[str, str]
     path: Path
+    grows: bool = False
 
     def score(self, prediction: str, question: Question) -> float:
         if self.shape.few_shot:
