@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dropkv.bench.answers import Row, answer_rows
+from dropkv.bench.answers import ALIGNED, Row, answer_rows, any_rows
 from dropkv.bench.plan import WITHOUT_BUDGET, AccuracyPlan, Setting
 from dropkv.bench.results import Line, Results, key_of
 from dropkv.bench.survey import Survey, survey
@@ -259,8 +259,8 @@ def _answer(
         part = asked[begin : begin + per_batch]
         keeps = kept_sets([one.survey for one in part], computed, len(seam.head_ids))
         alike = same_sets_of(keeps)
-        each = max(len(set(firsts)) for firsts in alike)
-        longest = max(one.survey.n for one in part)
+        each = 0 if any_rows(model) else max(len(set(firsts)) for firsts in alike)
+        longest = -(-max(one.survey.n for one in part) // ALIGNED) * ALIGNED
         keys = [
             torch.stack([_padded(one.survey.keys[layer], longest) for one in part])
             for layer in range(len(model.geometry))
@@ -276,7 +276,7 @@ def _answer(
             padded = torch.nn.functional.pad(keep, (0, longest - one.survey.n))
             distinct = sorted(set(firsts))
             places.append({first: len(rows) + index for index, first in enumerate(distinct)})
-            for first in [*distinct, *[0] * (each - len(distinct))]:  # every document needs as many rows as the others
+            for first in [*distinct, *[0] * (each - len(distinct))]:  # every document may need as many rows as the others
                 rows.append(Row(place, one.tokens, padded[first]))
                 starts.append(one.survey.n)
         budget = max(one.sample.questions[one.number].max_new_tokens for one in part)

@@ -34,19 +34,28 @@ class Row:
 
 
 class MaskedRun:
-    """The run of a batch: rows are [documents, rows per document]; new tokens see kept entries, valid tail tokens, and themselves.
+    """The run of a batch, rows of one document together; new tokens see kept entries, valid tail tokens, and themselves.
 
-    keys, values: per layer [documents, kv_heads, n, d]. keep: bool [layers, documents, rows, kv_heads, n]. The tail is [rows in all, kv_heads,
-    capacity, d] per layer; `filled` int64 [1] is where the next tokens go, `hidden` bool [rows in all, capacity] marks padding.
+    keys, values: per layer [documents, kv_heads, n, d]. keep: bool [layers, documents, rows, kv_heads, n], or with counts, the rows of every
+    document, [rows in all, layers, kv_heads, n]. The tail is [rows in all, kv_heads, capacity, d] per layer; `filled` int64 [1] is where the next
+    tokens go, `hidden` bool [rows in all, capacity] marks padding.
     """
 
     def __init__(
-        self, model: Model, keys: Sequence[Tensor], values: Sequence[Tensor], keep: Tensor, capacity: int
+        self,
+        model: Model,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        keep: Tensor,
+        capacity: int,
+        counts: Sequence[int] | None = None,
     ) -> None:
         self.keys, self.values = ([x.contiguous() for x in part] for part in (keys, values))
-        self.documents, self.rows = keep.shape[1], keep.shape[2]
-        total, capacity = self.documents * self.rows, -(-capacity // ALIGNED) * ALIGNED
-        self.keep = [one.transpose(1, 2).contiguous() for one in keep]  # [documents, kv_heads, rows, n]
+        if counts is None:
+            counts = [keep.shape[2]] * keep.shape[1]
+            keep = keep.permute(1, 2, 0, 3, 4).flatten(0, 1)
+        self.keep, self.counts = keep, list(counts)  # [rows in all, layers, kv_heads, n]
+        total, capacity = len(keep), -(-capacity // ALIGNED) * ALIGNED
         self.tail_keys = [k.new_zeros((total, k.shape[1], capacity, k.shape[3])) for k in keys]
         self.tail_values = [v.new_zeros((total, v.shape[1], capacity, v.shape[3])) for v in values]
         self.hidden = torch.zeros((total, capacity), dtype=torch.bool, device=model.device)
@@ -54,20 +63,24 @@ class MaskedRun:
         self.line = torch.arange(capacity, device=model.device)
         self.reach = 0  # tail entries that are looked at: those filled so far and those the next steps fill
         self._seen = self.hidden.unsqueeze(1)
+        self._tiles: dict[int, Tensor] = {}
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return len(self.counts)
 
     def expect(self, tokens: int) -> None:
         """From now on look at the first so many tail entries, until the tails hold more."""
         self.reach = min(len(self.line), -(-tokens // ALIGNED) * ALIGNED)
 
-    def select(self, rows: Tensor) -> None:
-        """Go on with these rows alone: int64 [documents, rows], numbers of rows inside their document."""
-        everywhere = (rows + self.rows * torch.arange(self.documents, device=rows.device).unsqueeze(1)).flatten()
-        at = rows.view(self.documents, 1, -1, 1)
-        self.keep = [one.take_along_dim(at, 2) for one in self.keep]
-        self.tail_keys = [one[everywhere] for one in self.tail_keys]
-        self.tail_values = [one[everywhere] for one in self.tail_values]
-        self.hidden = self.hidden[everywhere]
-        self.rows = rows.shape[1]
+    def select(self, rows: Tensor, counts: Sequence[int]) -> None:
+        """Go on with these rows alone, int64 [rows], those of one document after another's; counts: how many each has."""
+        self.keep, self.hidden, self.counts = self.keep[rows], self.hidden[rows], list(counts)
+        for layer in range(len(self.keys)):  # one after the other, so that there is never twice all of it
+            self.tail_keys[layer] = self.tail_keys[layer][rows]
+            self.tail_values[layer] = self.tail_values[layer][rows]
+        self._tiles = {}
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
@@ -82,30 +95,15 @@ class MaskedRun:
         if layer == 0:
             self._seen = self._visible(place)
         if q.is_cuda and softcap is None and max(q.shape[-1], v.shape[-1]) <= WIDEST:
-            from dropkv.kernels.masked_decode import masked_decode
-            from dropkv.kernels.masked_prompt import kept_positions, masked_prompt
-
-            tails = (self.tail_keys[layer], self.tail_values[layer])
-            if t > 1:
-                kept = kept_positions(self.keep[layer])
-                q = q if q.stride(-1) == 1 else q.contiguous()
-                document = (self.keys[layer], self.values[layer])
-                return masked_prompt(q, *document, kept, *tails, self._seen.contiguous(), scale=scale)
-            out = masked_decode(
-                q[:, :, 0].contiguous(),
-                self.keys[layer],
-                self.values[layer],
-                self.keep[layer],
-                *tails,
-                self._seen[:, 0],
-                scale=scale,
-            )
-            return out.unsqueeze(2)
+            return self._by_kernel(layer, q, scale)
+        if len(set(self.counts)) > 1:
+            raise ValueError("every document needs the same number of rows where no kernel serves")
 
         # a document's rows are the queries of one attention; query heads and tokens are its heads, which share keys, values and masks
-        shape = (self.documents, self.rows, kv_heads, group, t)
-        together = q.view(*shape, -1).permute(0, 2, 3, 4, 1, 5).reshape(-1, group * t, self.rows, q.shape[-1])
-        kept = _blocked(self.keep[layer], k)
+        rows = self.counts[0]
+        shape = (self.documents, rows, kv_heads, group, t)
+        together = q.view(*shape, -1).permute(0, 2, 3, 4, 1, 5).reshape(-1, group * t, rows, q.shape[-1])
+        kept = _blocked(self.keep[:, layer].unflatten(0, shape[:2]).transpose(1, 2), k)
         far_keys, far_values, bias = (
             x.flatten(0, 1).unsqueeze(1).expand(-1, group * t, -1, -1)
             for x in (self.keys[layer], self.values[layer], kept)
@@ -113,7 +111,7 @@ class MaskedRun:
         far, far_sum = attention_with_sums(
             together, far_keys, far_values, bias[..., : far_keys.shape[2]], scale, softcap
         )
-        by_row = (self.documents, kv_heads, group, t, self.rows)
+        by_row = (self.documents, kv_heads, group, t, rows)
         far = far.reshape(*by_row, -1).permute(0, 4, 1, 2, 3, 5).reshape(total, kv_heads, group * t, -1)
         far_sum = far_sum.reshape(by_row).permute(0, 4, 1, 2, 3).reshape(total, kv_heads, group * t)
 
@@ -124,6 +122,21 @@ class MaskedRun:
         share = torch.sigmoid(far_sum - near_sum).unsqueeze(-1).to(near.dtype)
         out = torch.lerp(near, far.to(near.dtype), share.expand_as(near))
         return out.reshape(total, heads, t, -1).to(v.dtype)
+
+    def _by_kernel(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        from dropkv.kernels.masked_decode import masked_decode, tiles_of
+        from dropkv.kernels.masked_prompt import masked_prompt
+
+        document = (self.keys[layer], self.values[layer], self.keep[:, layer])
+        tails = (self.tail_keys[layer], self.tail_values[layer])
+        group = q.shape[1] // self.keys[layer].shape[1]
+        if q.shape[2] > 1:
+            q = q if q.stride(-1) == 1 else q.contiguous()
+            return masked_prompt(q, *document, *tails, self._seen.contiguous(), self.counts, scale=scale)
+        if group not in self._tiles:
+            self._tiles[group] = tiles_of(self.counts, group, q.device)
+        tiles = self._tiles[group]
+        return masked_decode(q[:, :, 0].contiguous(), *document, *tails, self._seen[:, 0], tiles, scale=scale).unsqueeze(2)
 
     def _visible(self, place: Tensor) -> Tensor:
         """Which tail tokens those at `place` see, bool [rows in all, t, reach]; the same in all layers."""
@@ -165,6 +178,13 @@ def attention_with_sums(
     return (logits - sums.unsqueeze(-1)).exp_().to(v.dtype) @ v, sums
 
 
+def any_rows(model: Model) -> bool:
+    """Whether documents may have different numbers of rows: where the kernels serve all layers."""
+    widest = max(max(layer.d_k, layer.d_v) for layer in model.geometry)
+    capped = getattr(model.network.config, "attn_logit_softcapping", None) is not None
+    return model.device.type == "cuda" and widest <= WIDEST and not capped
+
+
 def answer_rows(
     model: Model,
     keys: Sequence[Tensor],
@@ -179,17 +199,18 @@ def answer_rows(
     """Greedy answers (token ids without the stop token) of all rows; those that `decided` says enough of may end early.
 
     keys, values: per layer [documents, kv_heads, n, d]. starts: per row, the position of its first token. Rows must name each document
-    equally often. On a GPU the decode step is captured in a CUDA graph.
+    equally often, except where `any_rows`. On a GPU the decode step is captured in a CUDA graph.
     """
     documents = keys[0].shape[0]
     order = sorted(range(len(rows)), key=lambda index: rows[index].document)
-    each = len(rows) // documents
-    if [rows[index].document for index in order] != [number for number in range(documents) for _ in range(each)]:
+    counts = [0] * documents
+    for row in rows:
+        counts[row.document] += 1
+    if len(set(counts)) > 1 and not any_rows(model):
         raise ValueError("every document needs the same number of rows")
     longest = max(len(row.tokens) for row in rows)
     keep = torch.stack([rows[index].keep for index in order]).to(model.device)  # [rows, layers, kv_heads, n]
-    keep = keep.view(documents, each, *keep.shape[1:]).permute(2, 0, 1, 3, 4)
-    run = MaskedRun(model, keys, values, keep, longest + max_new_tokens)
+    run = MaskedRun(model, keys, values, keep, longest + max_new_tokens, counts)
     ids = torch.zeros((len(rows), longest), dtype=torch.int64)
     positions = torch.zeros((len(rows), longest), dtype=torch.int64)
     for place, index in enumerate(order):
@@ -272,21 +293,27 @@ class Decoding:
             self.done |= torch.isin(following, self.stops)
 
     def _leave_out(self) -> bool:
-        """Go on with the rows that have not ended, and for documents with fewer of them than others with some that have; False: all have."""
+        """Go on with the rows that have not ended, and where documents need as many rows as others with some that have; False: all have."""
         self._collect()
+        over = self.done.flatten().tolist()
         if self.decided is not None:
-            rows, over = self.rows.tolist(), self.done.flatten().tolist()
-            known = [own or self.decided(row, self.answers[row]) for row, own in zip(rows, over, strict=True)]
-            self.done = torch.tensor(known, device=self.done.device).unsqueeze(1)
-        done = self.done.view(self.run.documents, self.run.rows)
-        each = int((~done).sum(1).max())
-        if each == 0:
+            rows = self.rows.tolist()
+            over = [own or self.decided(row, self.answers[row]) for row, own in zip(rows, over, strict=True)]
+        by_document, start = [], 0
+        for count in self.run.counts:
+            places = range(start, start + count)
+            by_document.append(sorted(places, key=over.__getitem__))  # those that go on first
+            start += count
+        left = [sum(not over[place] for place in places) for places in by_document]
+        if max(left) == 0:
             return False
-        chosen = torch.sort(done, dim=1, stable=True).indices[:, :each]
-        places = (chosen + self.run.rows * torch.arange(len(chosen), device=chosen.device).unsqueeze(1)).flatten()
-        self.run.select(chosen)
-        self.token, self.position, self.done = self.token[places], self.position[places], self.done[places]
-        self.rows = self.rows[places]
+        if not any_rows(self.model):
+            left = [max(left)] * len(left)
+        chosen = [place for places, count in zip(by_document, left, strict=True) for place in places[:count]]
+        at = torch.tensor(chosen, device=self.token.device)
+        self.run.select(at, left)
+        self.token, self.position, self.rows = self.token[at], self.position[at], self.rows[at]
+        self.done = torch.tensor([[over[place]] for place in chosen], device=at.device)
         return True
 
     def _collect(self) -> None:

@@ -7,12 +7,28 @@ puts both together by their log-sum-exps. Logits are never written and nothing i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 LOG2E = 1.4426950408889634
+
+
+ROWS = 128  # rows of queries that one program takes
+
+
+def tiles_of(counts: Sequence[int], group: int, device: torch.device, rows: int = ROWS) -> Tensor:
+    """For documents with so many rows, which query rows (a row's heads of a KV head's group) each program takes: int32 [tiles, 3], the document,
+    the first and the end of its rows."""
+    tiles, start = [], 0
+    for document, count in enumerate(counts):
+        end = start + count * group
+        tiles.extend((document, first, end) for first in range(start, end, rows))
+        start = end
+    return torch.tensor(tiles, dtype=torch.int32, device=device).view(-1, 3)
 
 
 def masked_decode(
@@ -23,31 +39,32 @@ def masked_decode(
     tail_k: Tensor,
     tail_v: Tensor,
     seen: Tensor,
+    tiles: Tensor,
     *,
     scale: float,
-    rows: int = 128,
+    rows: int = ROWS,
     columns: int = 64,
     warps: int = 4,
 ) -> Tensor:
     """Attention outputs [rows in all, heads, d_v] of one token per row, q [rows in all, heads, d].
 
-    k, v [documents, kv_heads, n, d] and keep bool [documents, kv_heads, rows, n]: what every row keeps of its document; rows of one document
-    stand together. tail_k, tail_v [rows in all, kv_heads, capacity, d] and seen bool [rows in all, reach <= capacity]: which tail tokens a row
-    sees, at least one. All but the tails and `seen` must be contiguous, those have a dense last dimension: ValueError otherwise.
+    k, v [documents, kv_heads, n, d] and keep bool [rows in all, kv_heads, n]: what every row keeps of its document; rows of one document
+    stand together, and `tiles_of` says which are whose. tail_k, tail_v [rows in all, kv_heads, capacity, d] and seen bool [rows in all, reach <= capacity]: which tail tokens a row
+    sees, at least one. q, k and v must be contiguous, the others have a dense last dimension: ValueError otherwise.
     """
-    if not all(x.is_contiguous() for x in (q, k, v, keep)) or any(x.stride(-1) != 1 for x in (tail_k, tail_v, seen)):
+    if not all(x.is_contiguous() for x in (q, k, v)) or any(x.stride(-1) != 1 for x in (keep, tail_k, tail_v, seen)):
         raise ValueError(
-            "masked_decode takes contiguous queries, keys, values and masks, and tails with a dense last dimension"
+            "masked_decode takes contiguous queries, keys and values, and masks and tails with a dense last dimension"
         )
     total, heads, d = q.shape
-    documents, kv_heads, n, d_v = v.shape
-    group, each = heads // kv_heads, total // documents
+    kv_heads, n, d_v = v.shape[1:]
+    group = heads // kv_heads
     far = torch.empty((total, heads, d_v), dtype=torch.float32, device=q.device)
     sums = torch.empty((total, heads), dtype=torch.float32, device=q.device)
     out = torch.empty((total, heads, d_v), dtype=v.dtype, device=q.device)
     sizes = {"D": d, "DV": d_v, "BD": max(16, triton.next_power_of_2(d)), "BDV": max(16, triton.next_power_of_2(d_v))}
-    _far[(triton.cdiv(each * group, rows), documents * kv_heads)](
-        q, k, v, keep.view(torch.uint8), far, sums, each, n, kv_heads, scale * LOG2E,
+    _far[(len(tiles), kv_heads)](
+        q, k, v, keep.view(torch.uint8), tiles, far, sums, keep.stride(0), keep.stride(1), n, kv_heads, scale * LOG2E,
         GROUP=group, BM=rows, BN=columns, num_warps=warps, **sizes,
     )  # fmt: skip
     _near[(total, kv_heads)](
@@ -60,22 +77,22 @@ def masked_decode(
 
 @triton.jit
 def _far(
-    Q, K, V, KEEP, OUT, SUMS, each, n, kv_heads, scale,
+    Q, K, V, KEEP, TILES, OUT, SUMS, keep_row, keep_head, n, kv_heads, scale,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    which = tl.program_id(1).to(tl.int64)  # document and KV head
-    document, kv_head = which // kv_heads, which % kv_heads
-    line = tl.program_id(0) * BM + tl.arange(0, BM)  # row and head of the group
-    row = line // GROUP
-    real = row < each
+    tile, kv_head = TILES + tl.program_id(0) * 3, tl.program_id(1)
+    which = tl.load(tile).to(tl.int64) * kv_heads + kv_head  # document and KV head
+    line = tl.load(tile + 1) + tl.arange(0, BM)  # row and head of the group
+    row = (line // GROUP).to(tl.int64)
+    real = line < tl.load(tile + 2)
     width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
-    place = ((document * each + row) * kv_heads + kv_head) * GROUP + line % GROUP
+    place = (row * kv_heads + kv_head) * GROUP + line % GROUP
     q = tl.load(Q + place[:, None] * D + width[None, :], mask=real[:, None] & (width < D)[None, :], other=0.0)
     biggest = tl.full([BM], -1e30, tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
-    mask_row = (which * each + row) * n
+    mask_row = row * keep_row + kv_head * keep_head
     for start in range(0, n, BN):
         column = start + tl.arange(0, BN)
         inside = column < n

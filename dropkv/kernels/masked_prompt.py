@@ -7,6 +7,8 @@ plain-torch twin is `dropkv.bench.answers.attention_with_sums`, called for both 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -18,14 +20,17 @@ LOG2E = 1.4426950408889634
 
 
 def kept_positions(keep: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions int16 or int32 [..., n] of the true entries of keep bool [..., n], contiguous, in order, and how many there are, int32 [...].
+    """Positions int16 or int32 [rows, kv_heads, n] of the true entries of keep bool [rows, kv_heads, n] in order, and how many there are, int32
+    [rows, kv_heads]; the last dimension of keep must be dense.
 
     What stands behind the last of them is of no meaning.
     """
     n = keep.shape[-1]
     positions = torch.empty(keep.shape, dtype=torch.int16 if n < 1 << 15 else torch.int32, device=keep.device)
     counts = torch.empty(keep.shape[:-1], dtype=torch.int32, device=keep.device)
-    _positions[(counts.numel(),)](keep.view(torch.uint8), positions, counts, n, B=1024, num_warps=4)
+    _positions[keep.shape[:2]](
+        keep.view(torch.uint8), positions, counts, keep.stride(0), keep.stride(1), n, B=1024, num_warps=4
+    )
     return positions, counts
 
 
@@ -33,10 +38,11 @@ def masked_prompt(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    kept: tuple[Tensor, Tensor],
+    keep: Tensor,
     tail_k: Tensor,
     tail_v: Tensor,
     seen: Tensor,
+    counts: Sequence[int],
     *,
     scale: float,
     lines: int = 64,
@@ -44,19 +50,21 @@ def masked_prompt(
 ) -> Tensor:
     """Attention outputs [rows in all, heads, t, d_v] of t tokens per row, q [rows in all, heads, t, d].
 
-    k, v [documents, kv_heads, n, d]; kept: `kept_positions` of bool [documents, kv_heads, rows, n]; rows of one document stand together. tail_k,
+    k, v [documents, kv_heads, n, d]; keep bool [rows in all, kv_heads, n]; counts: the rows of every document, which stand together. tail_k,
     tail_v [rows in all, kv_heads, capacity, d] and seen bool [rows in all, t, reach <= capacity]: which tail tokens each token sees, at least
     one where its output is of meaning. k, v and `seen` must be contiguous, the last dimensions of the others dense.
     """
     total, heads, t, d = q.shape
-    documents, kv_heads, n, d_v = v.shape
-    group, each = heads // kv_heads, total // documents
+    kv_heads, n, d_v = v.shape[1:]
+    group = heads // kv_heads
     out = torch.empty((total, heads, t, d_v), dtype=v.dtype, device=q.device)
-    positions, counts = kept
+    positions, found = kept_positions(keep)
+    owners = [document for document, count in enumerate(counts) for _ in range(count)]
     if columns is None:
         columns = 32 if max(d, d_v) > 128 or q.dtype == torch.float32 else 64
     _attend[(triton.cdiv(t * group, lines), kv_heads, total)](
-        q, k, v, positions, counts, tail_k, tail_v, seen.view(torch.uint8), out, t, each, n, kv_heads, seen.shape[2], scale * LOG2E,
+        q, k, v, positions, found, torch.tensor(owners, dtype=torch.int32, device=q.device), tail_k, tail_v, seen.view(torch.uint8), out,
+        t, n, kv_heads, seen.shape[2], scale * LOG2E,
         q.stride(0), q.stride(1), q.stride(2), tail_k.stride(0), tail_k.stride(1), tail_k.stride(2),
         tail_v.stride(0), tail_v.stride(1), tail_v.stride(2),
         GROUP=group, D=d, DV=d_v, BD=width_of(d), BDV=width_of(d_v), BM=lines, BN=columns, num_warps=4, num_stages=2,
@@ -65,12 +73,13 @@ def masked_prompt(
 
 
 @triton.jit(do_not_specialize=["n"])
-def _positions(KEEP, POSITIONS, COUNTS, n, B: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _positions(KEEP, POSITIONS, COUNTS, k_row, k_head, n, B: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    keep = KEEP + tl.program_id(0).to(tl.int64) * k_row + tl.program_id(1) * k_head
     found = 0
     for start in range(0, n, B):
         place = start + tl.arange(0, B)
-        kept = (tl.load(KEEP + row * n + place, mask=place < n, other=0) != 0).to(tl.int32)
+        kept = (tl.load(keep + place, mask=place < n, other=0) != 0).to(tl.int32)
         rank = found + tl.cumsum(kept, 0) - 1
         tl.store(POSITIONS + row * n + rank, place.to(POSITIONS.dtype.element_ty), mask=kept != 0)
         found += tl.sum(kept, 0)
@@ -87,9 +96,9 @@ def _more(q, k, v, s, biggest, total, acc):
     return new, total * turn + tl.sum(weights, 1), acc
 
 
-@triton.jit(do_not_specialize=["t", "each", "n", "reach"])
+@triton.jit(do_not_specialize=["t", "n", "reach"])
 def _attend(
-    Q, K, V, POSITIONS, COUNTS, TAIL_K, TAIL_V, SEEN, OUT, t, each, n, kv_heads, reach, scale,
+    Q, K, V, POSITIONS, COUNTS, OWNERS, TAIL_K, TAIL_V, SEEN, OUT, t, n, kv_heads, reach, scale,
     q_row, q_head, q_token, k_row, k_head, k_token, v_row, v_head, v_token,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -104,8 +113,8 @@ def _attend(
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
 
-    which = row // each * kv_heads + kv_head  # document and KV head
-    mine = which * each + row % each
+    which = tl.load(OWNERS + row).to(tl.int64) * kv_heads + kv_head  # document and KV head
+    mine = row * kv_heads + kv_head
     count = tl.load(COUNTS + mine)
     for start in range(0, count, BN):
         column = start + tl.arange(0, BN)
