@@ -42,7 +42,10 @@ class Pace:
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
-        self.begun, self.seconds = (0, 0.0), 0.0  # the running batch: documents and start; the slowest seconds for one document of late
+        self.begun, self.seconds = (
+            (0, 0.0),
+            0.0,
+        )  # the running batch: documents and start; the slowest seconds for one document of late
 
     def start(self) -> None:
         """A job begins."""
@@ -119,7 +122,9 @@ def main() -> None:
     started = time.monotonic()
     several = {name: getattr(given, name).split(",") for name in ("tasks", "settings") if getattr(given, name)}
     lengths = [int(one) for one in given.lengths.split(",")] if given.lengths else None
-    plan = read_plan(given.plan, model=given.model, samples=given.samples, batch=given.batch, lengths=lengths, **several)
+    plan = read_plan(
+        given.plan, model=given.model, samples=given.samples, batch=given.batch, lengths=lengths, **several
+    )
     given.output.mkdir(parents=True, exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"
     fresh = multiprocessing.get_context("spawn")

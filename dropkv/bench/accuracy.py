@@ -100,8 +100,8 @@ def check_budgets(plan: AccuracyPlan, head_tokens: int) -> None:
 def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note, pace: Pace | None = None) -> bool:
     """Measure every cell of the plan that the results do not hold yet; False when `pace` has ended the run before that.
 
-    note is told about skipped tasks and progress; pace is asked before every batch. Raises UsageError for unknown names, for lengths beyond the model's context and for budgets
-    that hold no more than what is always kept.
+    note is told about skipped tasks and progress; pace is asked before every batch. Raises UsageError for unknown names, for lengths beyond the
+    model's context and for budgets that hold no more than what is always kept.
     """
     plan.check_methods()
     refuse_spread(model)
@@ -276,7 +276,10 @@ def _answer(
             padded = torch.nn.functional.pad(keep, (0, longest - one.survey.n))
             distinct = sorted(set(firsts))
             places.append({first: len(rows) + index for index, first in enumerate(distinct)})
-            for first in [*distinct, *[0] * (each - len(distinct))]:  # every document may need as many rows as the others
+            for first in [
+                *distinct,
+                *[0] * (each - len(distinct)),
+            ]:  # every document may need as many rows as the others
                 rows.append(Row(place, one.tokens, padded[first]))
                 starts.append(one.survey.n)
         budget = max(one.sample.questions[one.number].max_new_tokens for one in part)
@@ -322,9 +325,7 @@ def kept_sets(surveys: Sequence[Survey], cells: Sequence[Cell], head_tokens: int
     """What every cell keeps of each document, bool [cells, layers, kv_heads, n]; documents that were read together are done together."""
     done: dict[int, Tensor] = {}
     for together in {id(one.together): one.together for one in surveys}.values():
-        keep = torch.empty(
-            (together.documents, len(cells), *together.shape), dtype=torch.bool, device=together.device
-        )
+        keep = torch.empty((together.documents, len(cells), *together.shape), dtype=torch.bool, device=together.device)
         places: dict[tuple[str, str], list[int]] = {}
         for place, cell in enumerate(cells):
             if cell.method == "full":

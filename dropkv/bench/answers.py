@@ -103,7 +103,7 @@ class MaskedRun:
         rows = self.counts[0]
         shape = (self.documents, rows, kv_heads, group, t)
         together = q.view(*shape, -1).permute(0, 2, 3, 4, 1, 5).reshape(-1, group * t, rows, q.shape[-1])
-        kept = _blocked(self.keep[:, layer].unflatten(0, shape[:2]).transpose(1, 2), k)
+        kept = _blocked(self.keep[:, layer].view(*shape[:3], -1).transpose(1, 2), k)
         far_keys, far_values, bias = (
             x.flatten(0, 1).unsqueeze(1).expand(-1, group * t, -1, -1)
             for x in (self.keys[layer], self.values[layer], kept)
@@ -136,7 +136,9 @@ class MaskedRun:
         if group not in self._tiles:
             self._tiles[group] = tiles_of(self.counts, group, q.device)
         tiles = self._tiles[group]
-        return masked_decode(q[:, :, 0].contiguous(), *document, *tails, self._seen[:, 0], tiles, scale=scale).unsqueeze(2)
+        return masked_decode(
+            q[:, :, 0].contiguous(), *document, *tails, self._seen[:, 0], tiles, scale=scale
+        ).unsqueeze(2)
 
     def _visible(self, place: Tensor) -> Tensor:
         """Which tail tokens those at `place` see, bool [rows in all, t, reach]; the same in all layers."""

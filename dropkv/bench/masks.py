@@ -35,7 +35,7 @@ class Masks:
 
     def _apart(self, x: Tensor) -> Tensor:
         """[..., layers, all heads, n] -> [..., all layers, heads, n]."""
-        by_document = x.unflatten(-2, (self.documents, -1)).transpose(-4, -3)
+        by_document = x.view(*x.shape[:-2], self.documents, -1, x.shape[-1]).transpose(-4, -3)
         return by_document.flatten(-4, -3)
 
     def keep(self, budget: float | int) -> Tensor:

@@ -65,13 +65,14 @@ class Together:
     def raw(self, observer: str, method: str) -> Tensor:
         """Scores of the layers that have a budget, float32 [documents, layers, kv_heads, n]."""
         layers = torch.stack([scores.raw for scores in self._layers[observer, method]])
-        return layers.unflatten(1, (self.documents, -1)).transpose(0, 1)
+        return layers.view(len(layers), self.documents, -1, layers.shape[-1]).transpose(0, 1)
 
     def keep(self, observer: str, method: str, budgets: Sequence[float]) -> Iterator[Tensor]:
         """For every budget what a method keeps of all documents, bool [documents, layers, kv_heads, n]; sliding layers keep everything."""
         masks = Masks(self._methods[observer, method], self._layers[observer, method], self.documents)
         for budget in budgets:
-            kept = masks.keep(budget).unflatten(0, (self.documents, -1))
+            kept = masks.keep(budget)
+            kept = kept.view(self.documents, -1, *kept.shape[1:])
             if len(self._full) < self.shape[0]:
                 everything = torch.ones((self.documents, *self.shape), dtype=torch.bool, device=self.device)
                 everything[:, self._full] = kept
@@ -94,7 +95,7 @@ class Survey:
         if not self.keys:
             documents = self.together.documents
             self.keys, self.values = (
-                [x.unflatten(0, (documents, -1))[self.number] for x in part]
+                [x.view(documents, -1, *x.shape[1:])[self.number] for x in part]
                 for part in (collector.keys, collector.values)
             )
 

@@ -45,9 +45,7 @@ def run_jobs(queries: Observed, jobs: Sequence[Job], documents: int = 1) -> list
             queries = replace(queries, attention=_attention(queries, values=True))
         fused = iter(_fused(queries, [(job, form) for job, form in zip(jobs, forms, strict=True) if form], documents))
         by_head = iter(_by_head(queries, [pair for pair in zip(jobs, kinds, strict=True) if pair[1]], documents))
-    return [
-        next(fused if form else by_head if kind else plain) for form, kind in zip(forms, kinds, strict=True)
-    ]
+    return [next(fused if form else by_head if kind else plain) for form, kind in zip(forms, kinds, strict=True)]
 
 
 def attention_on_gpu(window: Window) -> Attention | None:

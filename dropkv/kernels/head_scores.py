@@ -107,7 +107,9 @@ def head_scores(
     return found
 
 
-def _projected(outputs: Tensor, residuals: Tensor, values: Tensor, roots: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _projected(
+    outputs: Tensor, residuals: Tensor, values: Tensor, roots: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What ||(a - v) R||^2 = ||a R||^2 - 2 <a R R^T, v> + ||v R||^2 is made of: a R R^T [h, G, m, d_v], ||a R||^2 [h, G, m], the loud keys' own
     squares [h, G, m], and ||v R||^2 [h, G, c]."""
     behind = outputs @ roots
@@ -181,11 +183,28 @@ def _scores(
         query = start + tl.arange(0, BM)
         real = query < m
         p = _weights(
-            k, queries, LSE, head, query, lines, m, n - m + query, inner, outer, q_query, D, BD, CAUSAL, CAPPED, PRECISION
+            k,
+            queries,
+            LSE,
+            head,
+            query,
+            lines,
+            m,
+            n - m + query,
+            inner,
+            outer,
+            q_query,
+            D,
+            BD,
+            CAUSAL,
+            CAPPED,
+            PRECISION,
         )
         if MAX:
             largest = tl.maximum(largest, tl.max(p, 1))
-        if SPREAD:  # mean and squared deviations of two sets of queries merged: differences of large sums are never taken
+        if (
+            SPREAD
+        ):  # mean and squared deviations of two sets of queries merged: differences of large sums are never taken
             size = tl.minimum(m - start, BM).to(tl.float32)
             own = tl.sum(p, 1) / size
             gap = tl.where(real[None, :], p - own[:, None], 0.0)

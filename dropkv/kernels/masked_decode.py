@@ -23,7 +23,8 @@ ROWS = 128  # rows of queries that one program takes
 def tiles_of(counts: Sequence[int], group: int, device: torch.device, rows: int = ROWS) -> Tensor:
     """For documents with so many rows, which query rows (a row's heads of a KV head's group) each program takes: int32 [tiles, 3], the document,
     the first and the end of its rows."""
-    tiles, start = [], 0
+    tiles: list[tuple[int, int, int]] = []
+    start = 0
     for document, count in enumerate(counts):
         end = start + count * group
         tiles.extend((document, first, end) for first in range(start, end, rows))
@@ -49,8 +50,9 @@ def masked_decode(
     """Attention outputs [rows in all, heads, d_v] of one token per row, q [rows in all, heads, d].
 
     k, v [documents, kv_heads, n, d] and keep bool [rows in all, kv_heads, n]: what every row keeps of its document; rows of one document
-    stand together, and `tiles_of` says which are whose. tail_k, tail_v [rows in all, kv_heads, capacity, d] and seen bool [rows in all, reach <= capacity]: which tail tokens a row
-    sees, at least one. q, k and v must be contiguous, the others have a dense last dimension: ValueError otherwise.
+    stand together, and `tiles_of` says which are whose. tail_k, tail_v [rows in all, kv_heads, capacity, d] and seen bool [rows in all,
+    reach <= capacity]: which tail tokens a row sees, at least one. q, k and v must be contiguous, the last dimensions of the others
+    dense: ValueError otherwise.
     """
     if not all(x.is_contiguous() for x in (q, k, v)) or any(x.stride(-1) != 1 for x in (keep, tail_k, tail_v, seen)):
         raise ValueError(

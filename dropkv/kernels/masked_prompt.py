@@ -47,6 +47,8 @@ def masked_prompt(
     scale: float,
     lines: int = 64,
     columns: int | None = None,
+    warps: int = 4,
+    stages: int = 2,
 ) -> Tensor:
     """Attention outputs [rows in all, heads, t, d_v] of t tokens per row, q [rows in all, heads, t, d].
 
@@ -67,7 +69,7 @@ def masked_prompt(
         t, n, kv_heads, seen.shape[2], scale * LOG2E,
         q.stride(0), q.stride(1), q.stride(2), tail_k.stride(0), tail_k.stride(1), tail_k.stride(2),
         tail_v.stride(0), tail_v.stride(1), tail_v.stride(2),
-        GROUP=group, D=d, DV=d_v, BD=width_of(d), BDV=width_of(d_v), BM=lines, BN=columns, num_warps=4, num_stages=2,
+        GROUP=group, D=d, DV=d_v, BD=width_of(d), BDV=width_of(d_v), BM=lines, BN=columns, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -121,7 +123,9 @@ def _attend(
         inside = column < count
         at = which * n + tl.load(POSITIONS + mine * n + column, mask=inside, other=0).to(tl.int64)
         k = tl.load(K + at[:, None] * D + width[None, :], mask=inside[:, None] & (width < D)[None, :], other=0.0)
-        v = tl.load(V + at[:, None] * DV + value_width[None, :], mask=inside[:, None] & (value_width < DV)[None, :], other=0.0)
+        v = tl.load(
+            V + at[:, None] * DV + value_width[None, :], mask=inside[:, None] & (value_width < DV)[None, :], other=0.0
+        )
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         s = tl.where(inside[None, :], s, -float("inf"))
         biggest, total, acc = _more(q, k, v, s, biggest, total, acc)
@@ -130,11 +134,17 @@ def _attend(
     for start in range(0, reach, BN):
         column = start + tl.arange(0, BN)
         inside = column < reach
-        k = tl.load(k_base + column[:, None] * k_token + width[None, :], mask=inside[:, None] & (width < D)[None, :], other=0.0)
-        v = tl.load(
-            v_base + column[:, None] * v_token + value_width[None, :], mask=inside[:, None] & (value_width < DV)[None, :], other=0.0
+        k = tl.load(
+            k_base + column[:, None] * k_token + width[None, :], mask=inside[:, None] & (width < D)[None, :], other=0.0
         )
-        seen = tl.load(SEEN + (row * t + token[:, None]) * reach + column[None, :], mask=real[:, None] & inside[None, :], other=0)
+        v = tl.load(
+            v_base + column[:, None] * v_token + value_width[None, :],
+            mask=inside[:, None] & (value_width < DV)[None, :],
+            other=0.0,
+        )
+        seen = tl.load(
+            SEEN + (row * t + token[:, None]) * reach + column[None, :], mask=real[:, None] & inside[None, :], other=0
+        )
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         s = tl.where(seen != 0, s, -float("inf"))
         biggest, total, acc = _more(q, k, v, s, biggest, total, acc)

@@ -158,8 +158,9 @@ Weight = Literal["p", "odds", "squared odds", "along", "entropy", "step", "smoot
 class Score:
     """A score that the kernel of window_score.py computes in one pass over K and V.
 
-    weight: the first four of `Weight`: p; odds, p / (1 - p + eps) * ||a - v||; squared odds, its square; along, p <a, v>. over: sum over the queries and mean over the
-    group's heads; max of all; l2, the root of the sum of squares over a head's queries, times a factor, then the mean over the heads.
+    weight: the first four of `Weight`: p; odds, p / (1 - p + eps) * ||a - v||; squared odds, its square; along, p <a, v>. over: sum over the
+    queries and mean over the group's heads; max of all; l2, the root of the sum of squares over a head's queries, times a factor, then the mean
+    over the heads.
     """
 
     weight: Weight

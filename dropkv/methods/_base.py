@@ -75,8 +75,8 @@ class Method:
     ranked: scores as the rule sees them, from (method, scores, kept, forced positions); given where they depend on the budget or more than
     pooling is done. A layer's are [kv_heads, n]; with a dimension of layers in front every layer is ranked for itself.
     projected: lengths are measured behind the output projection. two_stages: CriticalKV's selection inside a head. recent_half: the newest
-    half of the budget is kept whatever its score. fused: what `observed` is called in the kernels of window_score.py and head_scores.py, where it is one of its
-    own. needs: what has to be collected beside keys, values and observation queries.
+    half of the budget is kept whatever its score. fused: what `observed` is called in the kernels of window_score.py and head_scores.py, where
+    it is one of theirs. needs: what has to be collected beside keys, values and observation queries.
     """
 
     name: str

@@ -132,14 +132,21 @@ def check_methods(draw):
 def check_by_head(draw, dtype):
     """What head_scores.py makes of every job that it has a form of equals plain torch in float64: probes and windows, loud keys among them."""
     tried = set()
-    for m, n, columns, d, softcap in ((70, 140, 67, 16, None), (5, 37, None, 24, None), (20, 45, 18, 16, 6.0), (1, 3, None, 16, None)):
+    for m, n, columns, d, softcap in (
+        (70, 140, 67, 16, None),
+        (5, 37, None, 24, None),
+        (20, 45, 18, 16, 6.0),
+        (1, 3, None, 16, None),
+    ):
         q, k, v = draw(2, 2, m, d), draw(2, n, d), draw(2, n, d)
         q[0, 1, m // 2], q[1, 1, 0] = k[0, n // 3] * 4, k[1, 0] * 3  # p near 1
         context = LayerContext(k, v, 0.25, q=q, wo=draw(40, 2 * d) * 0.3, more_seeds=(1,))
         window = Window(q, k, v, 0.25, softcap, columns, roots=context.roots)
         wide = replace(window, q=q.double(), k=k.double(), v=v.double(), roots=context.roots.double())
         jobs = []
-        for method in (one for name in methods.names() for one in (methods.get(name), methods.get(name).under_replay(4))):
+        for method in (
+            one for name in methods.names() for one in (methods.get(name), methods.get(name).under_replay(4))
+        ):
             if method.observed is not None:
                 factors = None if method.weigh is None else method.weigh(context)[..., :columns]
                 jobs.extend((method._job(factors), *method.beside))
@@ -151,7 +158,9 @@ def check_by_head(draw, dtype):
             assert per_head(got, exact.double()) < 3 * TOLERANCE[dtype], (kinds, job.reduction, m)
         whole = Window(q, k, k, 0.25, softcap)
         (received,) = dispatch._fused(whole, [(Job(dispatch._unused), Score("p"))], 1)
-        want = score_jobs(replace(whole, q=q.double(), k=k.double(), v=k.double()), [Job(lambda block: block.probability())])
+        want = score_jobs(
+            replace(whole, q=q.double(), k=k.double(), v=k.double()), [Job(lambda block: block.probability())]
+        )
         assert per_head(received, want[0].double()) < TOLERANCE[dtype]
         sizes = value_sizes(v, context.projection.contiguous(), 2)
         assert per_head(sizes, mean_l1_norms(v.double(), context.projection.double(), 2)) < TOLERANCE[dtype]
