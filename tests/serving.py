@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from openai import OpenAI
+import pytest
 
 from dropkv.library import KVFile
 from dropkv.serve.app import Report, Server, make_app
 from dropkv.serve.listening import Listener, address_of, take_port
 from dropkv.serve.shelf import Shelf
+
+openai = pytest.importorskip("openai", reason="pip install 'dropkv[test]'")
 
 
 @dataclass
@@ -25,10 +27,10 @@ class Served:
     reports: list[Report] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
 
-    def client(self, **options: object) -> OpenAI:
+    def client(self, **options: object) -> openai.OpenAI:
         """A client that tries everything once, so that nothing is covered up."""
         settings = {"api_key": "none", "max_retries": 0, "timeout": 60.0, **options}
-        return OpenAI(base_url=f"{self.address}/v1", **settings)  # type: ignore[arg-type]
+        return openai.OpenAI(base_url=f"{self.address}/v1", **settings)  # type: ignore[arg-type]
 
     @property
     def idle(self) -> bool:
