@@ -45,8 +45,8 @@ def sort_and_cut(
     for size in steps:
         final = size == steps[-1]
         _merge_runs[pieces(size, MINE)](
-            keys, lines, positions, admit, offsets, heads, spare, kept, half * spare, (1 - half) * spare,
-            EMIT=final and not adaptive, WIDTH=4 if size > SORTED else MERGED, SIZE=size, LEVELS=size.bit_length(), ALL=final,
+            keys, lines, positions, admit, offsets, heads, spare, kept, half * spare, (1 - half) * spare, size.bit_length(),
+            EMIT=final and not adaptive, WIDTH=4 if size > SORTED else MERGED, SIZE=size, ALL=final,
             maxnreg=72, **cut,
         )  # fmt: skip
         half = 1 - half
@@ -54,7 +54,7 @@ def sort_and_cut(
         bits = int.from_bytes(struct.pack(">d", alpha), "big")  # a number given to a kernel would be a float32
         _admit[pieces(LOOKED_UP, LOOKED_UP)](
             keys, lines, counts, offsets, bits + ALPHA_SHIFT.value, heads, spare, kept, forced, (kept + 1).bit_length(),
-            (min(n, spare).bit_length() + 1) // 2, half * spare, (1 - half) * spare, MINE=LOOKED_UP, HP=wide, num_warps=1,
+            (min(n, spare).bit_length() + 1) // 2, half * spare, (1 - half) * spare, MINE=LOOKED_UP, HP=wide, num_warps=1, maxnreg=128,
         )  # fmt: skip
         _emit[(triton.cdiv(spare, 256),)](
             lines,
@@ -113,24 +113,26 @@ def _sort_tiles(
 
 
 @triton.jit
-def _precedes(KEYS, LINES, begin, probe, length, key, place, equal_before, LAYER: tl.constexpr):
-    """1 where the entry `probe` of a sorted list comes before mine: by key, then position. LAYER: a lower head's equal key comes before, one of
-    a higher head does not."""
+def _above(KEYS, begin, probe, length, newest, bound):
+    """1 where the entry `probe` of a sorted list has a key above `bound`; none lies behind `newest`, so that no load needs a mask."""
+    their_key = tl.load(KEYS + tl.minimum(begin + probe, newest))
+    return ((probe < length) & (their_key > bound)).to(tl.int32)
+
+
+@triton.jit
+def _before(KEYS, LINES, begin, probe, length, key, place):
+    """1 where the entry `probe` of a sorted list comes before mine: by key, then position."""
     inside = probe < length
-    at = begin + probe
-    their_key = tl.load(KEYS + at, mask=inside, other=0)
+    their_key = tl.load(KEYS + begin + probe, mask=inside, other=0)
     same = inside & (their_key == key)
-    their_place = tl.load(LINES + at, mask=same, other=0)
-    earlier = their_place < place
-    if LAYER:
-        earlier = (equal_before == 2) | ((equal_before == 1) & earlier)
-    return (inside & ((their_key > key) | (same & earlier))).to(tl.int32)
+    their_place = tl.load(LINES + begin + probe, mask=same, other=0)
+    return (inside & ((their_key > key) | (same & (their_place < place)))).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["heads", "spare", "count", "source", "target"])
+@triton.jit(do_not_specialize=["heads", "spare", "count", "source", "target", "levels"])
 def _merge_runs(
-    KEYS, LINES, POSITIONS, ADMIT, OFFSETS, heads, spare, count, source, target,
-    EMIT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, LEVELS: tl.constexpr, ALL: tl.constexpr, MINE: tl.constexpr, HP: tl.constexpr,
+    KEYS, LINES, POSITIONS, ADMIT, OFFSETS, heads, spare, count, source, target, levels,
+    EMIT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, ALL: tl.constexpr, MINE: tl.constexpr, HP: tl.constexpr,
 ):  # fmt: skip
     """Sorted runs of SIZE entries, merged WIDTH at a time, or ALL of a head: an entry's place is its place in its run, and the number of
     entries before it in every other one. From the half of the lists at `source` to that at `target`, or, EMIT, the first `count` to the end."""
@@ -151,12 +153,17 @@ def _merge_runs(
             begin = (group + tl.arange(0, WIDTH) * SIZE)[None, :]
             length = tl.where(begin == start, 0, tl.minimum(tl.maximum(upper - begin, 0), SIZE))
             found = tl.zeros([MINE, WIDTH], tl.int32)
-            for level in range(0, LEVELS):
+            for level in range(0, levels):
                 step = SIZE >> level
-                probe = found + step - 1
-                found += step * _precedes(
-                    KEYS, LINES, source + begin, probe, length, key[:, None], place[:, None], 0, False
-                )
+                found += step * _above(KEYS, source + begin, found + step - 1, length, source + upper - 1, key[:, None])
+            # Equal keys are rare: whether there are any is seen behind what lies above.
+            equal = tl.load(KEYS + source + begin + found, mask=found < length, other=-1) == key[:, None]
+            if tl.max(tl.max((equal & (found < length)).to(tl.int32), 1), 0) > 0:
+                found = tl.zeros([MINE, WIDTH], tl.int32)
+                for level in range(0, levels):
+                    step = SIZE >> level
+                    probe = found + step - 1
+                    found += step * _before(KEYS, LINES, source + begin, probe, length, key[:, None], place[:, None])
             ranks += found
         rank = line - start + tl.sum(ranks, 1)
         if EMIT:
@@ -190,37 +197,35 @@ def _admit(
         begin = tl.load(OFFSETS + head, mask=real, other=0)[None, :]
         end = tl.load(OFFSETS + head + 1, mask=real, other=0)[None, :]
         own = tl.sum(((end <= start) & real[None, :]).to(tl.int32))
-        # of a lower head an equal key comes before mine (2), of my own the earlier position (1)
-        equal_before = tl.where(head < own, 2, (head == own).to(tl.int32))[None, :]
-        begins = source + begin
+        lower = (head < own)[None, :].to(
+            tl.int64
+        )  # an equal key of a lower head comes before mine, one of a higher head does not
+        begins, newest = source + begin, source + tl.load(OFFSETS + heads) - 1
 
         edge = tl.where(tl.arange(0, 2) == 0, start, stop - 1)
-        key = tl.load(KEYS + source + edge)[:, None]
-        place = tl.load(LINES + source + edge)[:, None]
+        bound = tl.load(KEYS + source + edge)[:, None] - lower
         length = tl.zeros([2, HP], tl.int32) + (end - begin)
         found = tl.zeros([2, HP], tl.int32)
         for level in range(0, levels):  # three probes at a time: what takes time here is waiting for them
             step = 1 << (2 * (levels - 1 - level))
             more = tl.zeros([2, HP], tl.int32)
             for quarter in tl.static_range(1, 4):
-                more += _precedes(
-                    KEYS, LINES, begins, found + quarter * step - 1, length, key, place, equal_before, True
-                )
+                more += _above(KEYS, begins, found + quarter * step - 1, length, newest, bound)
             found += more * step
-        found += _precedes(KEYS, LINES, begins, found, length, key, place, equal_before, True)
+        found += _above(KEYS, begins, found, length, newest, bound)
         least, most = tl.min(found, 0)[None, :], tl.max(found, 0)[None, :]
 
         line = start + tl.arange(0, MINE)
         inside = line < stop
-        key = tl.load(KEYS + source + line, mask=inside, other=0)[:, None]
-        place = tl.load(LINES + source + line, mask=inside, other=0)[:, None]
+        bound = tl.load(KEYS + source + line, mask=inside, other=0)[:, None] - lower
         found = tl.zeros([MINE, HP], tl.int32) + least  # entries of every head that come before
         step = 1
         while step <= tl.max(most - least):
             step *= 2
         while step > 1:
             step = step // 2
-            found += step * _precedes(KEYS, LINES, begins, found + step - 1, most, key, place, equal_before, True)
+            found += step * _above(KEYS, begins, found + step - 1, most, newest, bound)
+        found = tl.where(head[None, :] == own, (line - first)[:, None], found)
 
         alpha = (alpha_bits - ALPHA_SHIFT).to(tl.float64, bitcast=True)
         low = tl.full([MINE], 1, tl.int32)
