@@ -11,12 +11,13 @@ from typing import Any
 
 from dropkv import methods
 from dropkv.bench.results import Line, Results, key_of
-from dropkv.bench.speed import compressed, plain
+from dropkv.bench.speed import compressed, layer, plain
 from dropkv.bench.speed.compressed import Cell
 from dropkv.bench.speed.machine import Figures, clean, machine, measured, no_memory
 from dropkv.bench.speed.material import Material, check_fit, observers_of
 from dropkv.bench.speed.plan import Side, SpeedPlan
 from dropkv.bench.speed.text import PLAIN, number, shown_cell
+from dropkv.budgets import kept_count
 from dropkv.devices import refuse_spread
 from dropkv.models import Model
 
@@ -121,7 +122,23 @@ class _Bench:
     def run(self, group: Group, cell: Cell | None) -> Figures | None:
         """A cell's figures, transformers' for None; None when memory runs out."""
         action = self._action(group, cell)
-        return None if action is None else measured(self.model, action, self.plan.repeat)
+        if action is None:
+            return None
+        found = measured(self.model, action, self.plan.repeat)
+        if found is None or cell is None or group.batch_size is not None:
+            return found
+        return found | (self._layer(cell) or {})
+
+    def _layer(self, cell: Cell) -> Figures | None:
+        """Figures of one layer of a cell, where a layer alone has any."""
+        model, plan, n = self.model, self.plan, cell.length
+        method = methods.get(cell.method)
+        if not layer.has_layer(method, cell.observer):
+            return None
+        kept = kept_count(cell.budget, n, len(method.forced(n)))
+        action = partial(layer.score_layer, model, method, n, plan.window, kept)
+        found = measured(model, action, plan.repeat)
+        return None if found is None else {name: value for name, value in found.items() if name.startswith("layer_")}
 
     def _action(self, group: Group, cell: Cell | None) -> Callable[[], Figures] | None:
         model, plan, ids = self.model, self.plan, self.material.ids[: group.length]
