@@ -116,7 +116,9 @@ def ask(address: str, key: Key, tokens: int, *, stream: bool) -> str:
 
 def load(address: str, names: Sequence[str], requests: int, clients: int, tokens: int) -> Round:
     """So many requests by so many clients, each of which asks again when it has its answer."""
-    keys = [(names[number % len(names)], QUESTIONS[number // len(names) % len(QUESTIONS)]) for number in range(requests)]
+    keys = [
+        (names[number % len(names)], QUESTIONS[number // len(names) % len(QUESTIONS)]) for number in range(requests)
+    ]
 
     def one(number: int) -> tuple[float, str | None, str]:
         started = time.perf_counter()
@@ -186,7 +188,9 @@ def whole(files: Sequence[Path], place: Sequence[object], dtype: str, given: arg
         ready = time.perf_counter() - started
         for file, one in zip(files, asking, strict=True):
             wanted |= {(file.stem, question): text for question, text in zip(QUESTIONS, read_answers(one), strict=True)}
-        print(f"{dtype}: ready after {ready:.1f} s; {resident(process):.0f} MiB, {on_gpu(given.device):.0f} MiB on the GPU")
+        print(
+            f"{dtype}: ready after {ready:.1f} s; {resident(process):.0f} MiB, {on_gpu(given.device):.0f} MiB on the GPU"
+        )
         for number in range(given.rounds):
             done = load(address, [file.stem for file in files], given.requests, given.clients, given.tokens)
             waits = sorted(done.waits)
