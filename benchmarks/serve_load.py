@@ -60,7 +60,9 @@ class Round:
 def dropkv(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
     """The command in a process of its own, whose standard output is read."""
     command = [sys.executable, "-m", "dropkv_cli", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    }
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, **options)  # type: ignore[call-overload, no-any-return]
 
 

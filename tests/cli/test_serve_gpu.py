@@ -6,28 +6,36 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.serve_load import QUESTIONS, answers, load, read_answers, serving
-from tests.cli.conftest import SETTINGS, TEXT, run_dropkv
+import dropkv
+from benchmarks.serve_load import QUESTIONS, load
+from tests.cli.conftest import TEXT
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 
-def test_many_clients_get_the_answers_of_their_own_file(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    options = ("--model", make_model(max_position_embeddings=4096), "--dtype", "float32")
-    files = [tmp_path / f"{name}.kv" for name in ("harbour", "ledger")]
-    for file, text in zip(files, (TEXT, TEXT.replace("Evergreen", "Bounty").replace("4711", "0815")), strict=True):
-        file.with_suffix(".txt").write_text(text)
-        made = run_dropkv("compress", file.with_suffix(".txt"), "-o", file, *options, *SETTINGS)
-        assert made.code == 0, made.err
-    asking = [answers(file, options, 12) for file in files]
-    wanted = {
-        (file.stem, question): text
-        for file, one in zip(files, asking, strict=True)
-        for question, text in zip(QUESTIONS, read_answers(one), strict=True)
-    }
-    with serving(files, options, 16) as (address, _):
-        done = load(address, [file.stem for file in files], 200, 20, 12)
-    assert done.errors == ()
-    assert (len(done.answers), done.mixed(wanted), done.same(wanted)) == (200, 0, 200)
+def test_many_clients_get_the_answers_of_their_own_file_and_leave_nothing(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    from tests.serving import serving, until
+
+    model = dropkv.load_model(str(make_model(max_position_embeddings=4096)), dtype="float32")
+    files = {}
+    for name, text in (("harbour", TEXT), ("ledger", TEXT.replace("Evergreen", "Bounty").replace("4711", "0815"))):
+        made = dropkv.compress(text, model=model, name=name, chunk=32, budget=0.5, fidelity=False)
+        made.save(tmp_path / f"{name}.kv")
+        files[name] = dropkv.load(tmp_path / f"{name}.kv", model=model)
+    sampling = dropkv.Sampling(max_new_tokens=12)
+    wanted = {(name, question): kv.ask(question, sampling).text for name, kv in files.items() for question in QUESTIONS}
+    taken = []
+    with serving(files, rows=16) as served:
+        for _ in range(2):
+            done = load(served.address, list(files), 200, 20, 12)
+            assert done.errors == ()
+            assert (len(done.answers), done.mixed(wanted), done.same(wanted)) == (200, 0, 200)
+            until(lambda: served.idle)
+            taken.append(torch.cuda.memory_allocated() if model.device.type == "cuda" else 0)
+        assert served.failures == []
+    assert taken[1] - taken[0] < 4 << 20, taken

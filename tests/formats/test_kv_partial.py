@@ -277,7 +277,9 @@ def test_plans_cover_what_is_wanted_and_read_nothing_twice(planned_file, seed, g
         if part.stop > part.start
         for number in range(part.start // BLOCK, -(-part.stop // BLOCK))
     }
-    blocks = [(span.info.name, number) for read in reads for span in read.spans for number in range(span.first, span.last)]
+    blocks = [
+        (span.info.name, number) for read in reads for span in read.spans for number in range(span.first, span.last)
+    ]
     assert sorted(blocks) == sorted(needed)
     for read in reads:
         assert (read.start, read.stop) == (read.spans[0].start, read.spans[-1].stop)
@@ -289,7 +291,9 @@ def test_plans_cover_what_is_wanted_and_read_nothing_twice(planned_file, seed, g
     for before, after in pairwise(reads):
         assert before.stop <= after.start
         first = after.spans[0]
-        assert after.start - before.stop > gap or block_place(found, first.info, first.first)[1] - before.start > longest
+        assert (
+            after.start - before.stop > gap or block_place(found, first.info, first.first)[1] - before.start > longest
+        )
     raw = path.read_bytes()
     outs = [memoryview(bytearray(part.stop - part.start)) for part in parts]
     with open_source(path) as source:
