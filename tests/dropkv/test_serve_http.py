@@ -20,7 +20,10 @@ from dropkv.memory import STATUS, _status
 from dropkv.models import Model
 from dropkv.settings import Sampling
 from tests import tiny
-from tests.serving import Served, openai, serving, until
+from tests.serving import Served, serving, until
+
+openai = pytest.importorskip("openai", reason="pip install 'dropkv[test]'")
+
 
 TEXTS = {
     "harbour": "The harbour master kept the ledger in a locked drawer. The code is 4711. The ship is Evergreen. " * 3,
