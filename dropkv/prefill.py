@@ -27,6 +27,7 @@ from dropkv.models import Model
 from dropkv.observers import Observation, Probe
 from dropkv.prefill_run import PrefillRun, Progress, Reader
 from dropkv.spans import Cuts
+from dropkv.words import Words
 from formats import LayerEntries
 
 
@@ -70,7 +71,8 @@ def prefill(
 
     Raises what `read` raises.
     """
-    keeper = Keeper(method, kept, len(document), model.geometry)
+    words = Words.of(model.tokenizer, document, model.device) if "words" in method.needs else None
+    keeper = Keeper(method, kept, len(document), model.geometry, words)
     reading = read(
         model,
         document,
