@@ -10,7 +10,9 @@ from torch import Tensor
 from dropkv.errors import UsageError
 from dropkv.method_names import method_files
 from dropkv.methods._base import (
+    LARGEST_P,
     MAX_MAX,
+    SUM_OF_STEPS,
     Gathered,
     LayerContext,
     LayerScores,
@@ -24,7 +26,9 @@ from dropkv.methods._base import (
 from dropkv.methods._choice import Choice, second_stage
 
 __all__ = [
+    "LARGEST_P",
     "MAX_MAX",
+    "SUM_OF_STEPS",
     "Choice",
     "Gathered",
     "LayerContext",
