@@ -25,6 +25,7 @@ from dropkv.observers import Observation, observe
 from dropkv.prefill import Prefilled, prefill
 from dropkv.prompts import Seam, question_list
 from dropkv.settings import CompressSettings, Sampling
+from dropkv.words import Words
 from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
 from formats.errors import printable
 from formats.quantized import describe as describe_codes
@@ -299,6 +300,7 @@ def compress_document(
         slice_tokens=slice_tokens,
         progress=report_layers,
         held=planned.held,
+        words=Words.of(model.tokenizer, planned.ids, model.device) if "words" in planned.method.needs else None,
     )
     quantization = None
     if settings.kv_dtype != "same":

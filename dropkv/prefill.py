@@ -65,13 +65,13 @@ def prefill(
     fused: bool | None = None,
     progress: Progress | None = None,
     held: HeldOut | None = None,
+    words: Words | None = None,
 ) -> Prefilled:
     """Read `document` (ids, template head included) once and keep `kept` entries per KV head as `method` says. What is kept is the same, to
-    the last bit, with and without `held`.
+    the last bit, with and without `held`. words: the document's, for methods that need them; without, every token is one.
 
     Raises what `read` raises.
     """
-    words = Words.of(model.tokenizer, document, model.device) if "words" in method.needs else None
     keeper = Keeper(method, kept, len(document), model.geometry, words)
     reading = read(
         model,

@@ -140,6 +140,25 @@ class TwoOrders:
         return tuple(torch.cat([getattr(layer, name) for layer in self._layers]) for name in names)
 
 
+def most_held(kept: int, n: int, forced: int, layers: Sequence[int], alpha: float, share: float) -> int:
+    """Candidates after the layer that leaves most of them, where all heads score alike; layers: the KV heads of each."""
+    heads = sum(layers)
+    sharing = max(1, round(share * heads)) if share else heads
+    floor = int(floor_of(kept, forced, alpha))
+    places, most, so_far = heads * (kept - floor), 0, 0
+    for own in layers:
+        so_far += own
+        if sharing * (n - floor) < places:
+            return heads * n
+        held, start, sure = so_far * floor, 0, sharing - (heads - so_far)
+        while start < min(sharing, so_far):
+            stop = min(max(2 * start, start + 1, sure), sharing, so_far)
+            held += (stop - start) * min(n - floor, places // max(start + 1, min(sure, so_far)))
+            start = stop
+        most = max(most, held)
+    return most
+
+
 def admits(sure_from: Tensor, places: Tensor) -> Tensor:
     """admit int64 [entries] of entries in their shared order, all of which the last count keeps.
 

@@ -120,7 +120,7 @@ def fused_replay(
         if len(prepared.keys) and every:
             _score_every[grid](
                 q, k, v, out, log_sum, square, exact, where, scores, prepared.places, prepared.keys, scale * LOG2E, *strides, n, tokens,
-                **shape, BQ=tiles.queries, BK=tiles.keys, num_warps=tiles.score_warps, num_stages=tiles.score_stages,
+                **shape, BQ=tiles.queries, BK=tiles.keys, num_warps=2 * tiles.score_warps, num_stages=tiles.score_stages,
             )  # fmt: skip
         elif len(prepared.keys):
             _score[grid](
