@@ -6,7 +6,8 @@ rows that observe them: with the log-sum-exps known, two products per tile give 
 registers. Probabilities are never written, keys and values are read where they lie, and nothing is repeated per query head.
 
 A key with p > 1/2, at most one per row, is scored by the first kernel, which still has the row's sums in float32: 1 - p is the sum of the
-other weights, and a - v is made directly instead of from squares that cancel. The second kernel takes such a p as 1/2, which is never more.
+other weights, and a - v is made directly instead of from squares that cancel. The second kernel takes such a p as 1/2, which is never more;
+where steps are added up, the first one leaves each row's exact step and its place, and the second puts it in.
 The largest weight is 1 only but for the rounding of its logit (a fused multiply-add does not round the product that is subtracted), so it is
 taken out of the sums as it went in. Weights of float16 are enlarged, since it has no small numbers.
 The plain-torch twin is `dropkv.kernels.probe.probe_attention`.
@@ -67,12 +68,22 @@ def prepare(
 
 
 def fused_replay(
-    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, prepared: Prepared, *, scale: float, odds: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own_k: Tensor,
+    own_v: Tensor,
+    prepared: Prepared,
+    *,
+    scale: float,
+    odds: bool,
+    every: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Outputs [heads, T, d_v] of all probes' tokens, and scores float32 [kv_heads, n] of the document's keys, 0 where no probe looks.
 
     q [heads, T, d]; k [kv_heads, n, d], v [kv_heads, n, d_v] of the document; own_k [kv_heads, T, d], own_v [kv_heads, T, d_v] of the probes.
-    odds: the score is max p / (1 - p + eps) * ||a - v||, else max p; over queries and the group's heads.
+    odds: the score is the step p / (1 - p + eps) * ||a - v||, else p; the largest over queries and the group's heads.
+    every: scores [3, kv_heads, n], the largest step, the largest p, and the largest of the group's heads' sums of steps over one probe's queries.
     The last dimension must be dense, scale positive.
     """
     heads, tokens, d = q.shape
@@ -81,30 +92,49 @@ def fused_replay(
     out = q.new_empty((tokens, heads, d_v)).transpose(0, 1)  # as layers want it
     log_sum = torch.empty((heads, tokens), dtype=torch.float32, device=q.device)
     square = torch.empty_like(log_sum)
-    scores = torch.zeros((kv_heads, n), dtype=torch.float32, device=q.device)
+    scores = torch.zeros((3 if every else 1, kv_heads, n), dtype=torch.float32, device=q.device)
+    exact = torch.empty_like(log_sum) if every else log_sum
+    where = torch.empty_like(log_sum, dtype=torch.int32) if every else prepared.places
     shape = {
         "GROUP": heads // kv_heads,
         "D": d,
         "DV": d_v,
         "BD": max(16, triton.next_power_of_2(d)),
         "BDV": max(16, triton.next_power_of_2(d_v)),
-        "ODDS": odds,
     }
     enlarged = ENLARGED if v.dtype == torch.float16 else 0
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # where Triton launches
         _attend[(len(prepared.rows), kv_heads)](
-            q, k, v, own_k, own_v, out, log_sum, square, scores, prepared.places, prepared.rows, scale * LOG2E,
+            q, k, v, own_k, own_v, out, log_sum, square, exact, where, scores, prepared.places, prepared.rows, scale * LOG2E,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             own_k.stride(0), own_k.stride(1), own_v.stride(0), own_v.stride(1), out.stride(0), out.stride(1), n, tokens,
-            **shape, BM=tiles.rows, BN=tiles.columns, MORE=enlarged, num_warps=tiles.warps, num_stages=tiles.stages,
+            **shape, ODDS=odds or every, EVERY=every, BM=tiles.rows, BN=tiles.columns, MORE=enlarged, num_warps=tiles.warps,
+            num_stages=tiles.stages,
         )  # fmt: skip
-        if len(prepared.keys):
-            _score[(len(prepared.keys), kv_heads)](
-                q, k, v, out, log_sum, square, scores, prepared.places, prepared.keys, scale * LOG2E,
-                q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), out.stride(0), out.stride(1), n, tokens,
-                **shape, BQ=tiles.queries, BK=tiles.keys, num_warps=tiles.score_warps, num_stages=tiles.score_stages,
+        grid = (len(prepared.keys), kv_heads)
+        strides = (
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            out.stride(0),
+            out.stride(1),
+        )
+        if len(prepared.keys) and every:
+            _score_every[grid](
+                q, k, v, out, log_sum, square, exact, where, scores, prepared.places, prepared.keys, scale * LOG2E, *strides, n, tokens,
+                **shape, BQ=tiles.queries, BK=tiles.keys, num_warps=2 * tiles.score_warps, num_stages=tiles.score_stages,
             )  # fmt: skip
-    return out, scores.sqrt_() if odds else scores
+        elif len(prepared.keys):
+            _score[grid](
+                q, k, v, out, log_sum, square, scores, prepared.places, prepared.keys, scale * LOG2E, *strides, n, tokens,
+                **shape, ODDS=odds, BQ=tiles.queries, BK=tiles.keys, num_warps=tiles.score_warps, num_stages=tiles.score_stages,
+            )  # fmt: skip
+    if odds or every:
+        scores[0].sqrt_()
+    return out, scores if every else scores[0]
 
 
 @triton.jit
@@ -157,10 +187,10 @@ def _range(
 
 @triton.jit
 def _attend(
-    Q, K, V, OWN_K, OWN_V, OUT, LOG_SUM, SQUARE, SCORES, PLACES, TILES, factor,
+    Q, K, V, OWN_K, OWN_V, OUT, LOG_SUM, SQUARE, EXACT, WHERE, SCORES, PLACES, TILES, factor,
     q_head, q_token, k_head, k_token, v_head, v_token, ok_head, ok_token, ov_head, ov_token, o_head, o_token, n, tokens,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, ODDS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, MORE: tl.constexpr,
+    EVERY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     place = PLACES + tl.load(TILES + tile * 2) * 7
@@ -215,6 +245,8 @@ def _attend(
         tl.store(SQUARE + line, tl.sum(wide * wide, 1), mask=real)
         most = tl.exp2(tl.fma(biggest, factor, -base))
         loud = real & (token >= observing) & (total < 2.0 * most) & (scored == biggest)
+        if EVERY:
+            tl.store(WHERE + line, tl.where(loud, where, -1), mask=real)
         if tl.max(loud.to(tl.int32), 0) > 0:
             mask = loud[:, None] & (value_width < DV)[None, :]
             own = tl.load(v_base + where[:, None].to(tl.int64) * v_token + value_width[None, :], mask=mask, other=0.0)
@@ -225,6 +257,8 @@ def _attend(
             odds = most * share / (rest * share + EPS)
             score = odds * odds * tl.sum(gap * gap, 1)
             tl.atomic_max(SCORES + head.to(tl.int64) * n + where, score, mask=loud, sem="relaxed")
+            if EVERY:
+                tl.store(EXACT + line, tl.sqrt(score), mask=loud)
 
 
 @triton.jit
@@ -265,3 +299,52 @@ def _score(
             p = odds * odds * (square[:, None] + length[None, :] - 2.0 * inner)
         best = tl.maximum(best, p)
     tl.atomic_max(SCORES + head.to(tl.int64) * n + key, tl.max(best, 0), mask=key < last, sem="relaxed")
+
+
+@triton.jit
+def _score_every(
+    Q, K, V, OUT, LOG_SUM, SQUARE, EXACT, WHERE, SCORES, PLACES, TILES, factor,
+    q_head, q_token, k_head, k_token, v_head, v_token, o_head, o_token, n, tokens,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, BK: tl.constexpr, BQ: tl.constexpr,
+):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1)
+    place = PLACES + tl.load(TILES + tile * 2) * 7
+    key = tl.load(TILES + tile * 2 + 1) + tl.arange(0, BK)
+    stop, observing, last = tl.load(place + 1), tl.load(place + 2), tl.load(place + 4)
+    width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
+    k = tl.trans(_lines(K + head.to(tl.int64) * k_head, k_token, key, last, width, BD, D, True))
+    v = _lines(V + head.to(tl.int64) * v_head, v_token, key, last, value_width, BDV, DV, True)
+    length = v.to(tl.float32)
+    length = tl.sum(length * length, 1)
+    v = tl.trans(v)
+    steps = (stop - observing + BQ - 1) // BQ
+    largest = tl.zeros([BK], tl.float32)
+    likeliest = tl.zeros([BK], tl.float32)
+    most = tl.zeros([BK], tl.float32)
+    for member in range(0, GROUP):
+        query_head = head * GROUP + member
+        summed = tl.zeros([BK], tl.float32)
+        for step in range(0, steps):
+            token = observing + step * BQ + tl.arange(0, BQ)
+            line = query_head.to(tl.int64) * tokens + token
+            q = _lines(Q + query_head.to(tl.int64) * q_head, q_token, token, stop, width, BD, D, True)
+            log_sum = tl.load(LOG_SUM + line, mask=token < stop, other=float("inf"))  # p is 0 where there is no query
+            p = tl.exp2(tl.dot(q, k, input_precision="ieee") * factor - log_sum[:, None])
+            likeliest = tl.maximum(likeliest, tl.max(p, 0))
+            a = _lines(OUT + query_head.to(tl.int64) * o_head, o_token, token, stop, value_width, BDV, DV, True)
+            square = tl.load(SQUARE + line, mask=token < stop, other=0.0)
+            inner = tl.dot(a, v, input_precision="ieee")
+            p = tl.minimum(p, 0.5)
+            root = tl.rsqrt(-p + (1.0 + EPS))
+            moved = p * (root * root) * tl.sqrt(tl.maximum(square[:, None] + length[None, :] - 2.0 * inner, 0.0))
+            where = tl.load(WHERE + line, mask=token < stop, other=-1)
+            exact = tl.load(EXACT + line, mask=(token < stop) & (where >= 0), other=0.0)
+            moved = tl.where(where[:, None] == key[None, :], exact[:, None], moved)
+            largest = tl.maximum(largest, tl.max(moved, 0))
+            summed += tl.sum(moved, 0)
+        most = tl.maximum(most, summed)
+    line = SCORES + head.to(tl.int64) * n + key
+    part = tl.num_programs(1).to(tl.int64) * n
+    tl.atomic_max(line, largest * largest, mask=key < last, sem="relaxed")
+    tl.atomic_max(line + part, likeliest, mask=key < last, sem="relaxed")
+    tl.atomic_max(line + 2 * part, most, mask=key < last, sem="relaxed")

@@ -10,12 +10,15 @@ from torch import Tensor
 from dropkv.errors import UsageError
 from dropkv.method_names import method_files
 from dropkv.methods._base import (
+    LARGEST_P,
     MAX_MAX,
+    SUM_OF_STEPS,
     Gathered,
     LayerContext,
     LayerScores,
     Method,
     Pool,
+    Together,
     observe_all,
     odds_times_distance,
     probability,
@@ -24,13 +27,16 @@ from dropkv.methods._base import (
 from dropkv.methods._choice import Choice, second_stage
 
 __all__ = [
+    "LARGEST_P",
     "MAX_MAX",
+    "SUM_OF_STEPS",
     "Choice",
     "Gathered",
     "LayerContext",
     "LayerScores",
     "Method",
     "Pool",
+    "Together",
     "get",
     "names",
     "observe_all",
