@@ -1,34 +1,52 @@
 """The tables of docs/results.md from the lines of a bench run: means over tasks, and paired differences to the first row.
 
-    python benchmarks/results_table.py FOLDER --setting question-free [--length 2048] [--tasks noise,prose] [--by-task 0.1] [--better]
+    python benchmarks/results_table.py LINES --setting question-free [--length 2048] [--tasks noise,prose] [--methods full,kvzip]
+        [--observers replay,none] [--first dropkv,replay] [--by-task 0.1] [--better]
 
-The row given by --first (method,observer) comes before all, the others by their mean. Intervals as in dropkv/bench/stats.py.
---by-task BUDGET: one column per task at one budget in place of one per budget. --better: in place of a table, the cells that are better than
-the first row beyond their 95 % interval, by task and budget.
+LINES is a results folder or a file of pack_lines.py; both give the same table. The row given by --first (method,observer) comes before all, the
+others by their mean. Intervals as in dropkv/bench/stats.py. --by-task BUDGET: one column per task at one budget in place of one per budget.
+--better: in place of a table, the cells that are better than the first row beyond their 95 % interval, by task and budget.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
-from dropkv.bench.results import Results
+from dropkv.bench.packed import unpack
+from dropkv.bench.results import LINES, Line
 from dropkv.bench.stats import Key, difference, estimate
+from dropkv.errors import DropkvError
+from dropkv_cli.bench.lines import read_json_lines
 
 Row = tuple[str, str]  # method, observer
 Scores = dict[Row, dict[float, dict[Key, float]]]  # by budget
 
 
-def read(folder: str, setting: str, length: int | None, tasks: list[str] | None) -> Scores:
-    """The scores of one setting."""
-    found: Scores = defaultdict(lambda: defaultdict(dict))
-    for line in Results(folder).read():
-        if line["setting"] != setting or (length and line["length"] != length) or (tasks and line["task"] not in tasks):
+def lines_of(place: Path) -> Iterable[Line]:
+    """The lines of a folder or of a packed file. Raises DropkvError."""
+    if not place.is_dir():
+        return unpack(place)
+    return read_json_lines(place / LINES)
+
+
+def read(lines: Iterable[Line], given: argparse.Namespace) -> Scores:
+    """The scores that the options choose, in an order of their own, so that a table does not depend on the order of lines."""
+    chosen = {name: value.split(",") for name in ("tasks", "methods", "observers") if (value := getattr(given, name))}
+    scores: Scores = defaultdict(lambda: defaultdict(dict))
+    found: list[tuple[Row, float, Key, float]] = []
+    for line in lines:
+        if line["setting"] != given.setting or (given.length and line["length"] != given.length):
             continue
-        cell = found[line["method"], line["observer"]][line["budget"]]
-        cell[line["task"], (line["length"], line["sample"]), line["question"]] = line["score"]
-    return found
+        if any(line[name.removesuffix("s")] not in values for name, values in chosen.items()):
+            continue
+        key = line["task"], (line["length"], line["sample"]), line["question"]
+        found.append(((line["method"], line["observer"]), float(line["budget"]), key, float(line["score"])))
+    for row, budget, key, score in sorted(found):
+        scores[row][budget][key] = score
+    return scores
 
 
 def show(own: Mapping[Key, float], first: Mapping[Key, float] | None) -> str:
@@ -96,19 +114,24 @@ def label(name: Row) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("folder")
-    options.add_argument("--setting", default="question-free")
+    options.add_argument("lines", type=Path, metavar="LINES")
+    options.add_argument("--setting", default="question-free", choices=("question-free", "question-aware"))
     options.add_argument("--length", type=int)
     options.add_argument("--tasks")
+    options.add_argument("--methods")
+    options.add_argument("--observers")
     options.add_argument("--first", default="adadropkv,replay", help="method,observer the others are compared with")
     options.add_argument("--by-task", type=float, metavar="BUDGET")
     options.add_argument("--better", action="store_true")
     given = options.parse_args()
-    scores = read(given.folder, given.setting, given.length, given.tasks.split(",") if given.tasks else None)
-    method, observer = given.first.split(",")
+    try:
+        scores = read(lines_of(given.lines), given)
+    except DropkvError as error:
+        options.exit(error.exit_code, f"{error}\n")
+    method, _, observer = given.first.partition(",")
     first = (method, observer)
     if first not in scores:
-        options.exit(1, f"no lines of {method} with {observer} in {given.folder}: name another --first\n")
+        options.exit(1, f"no lines of {given.first} in {given.lines} that were chosen: name another --first\n")
     if given.better:
         better(scores, first)
     elif given.by_task is not None:
