@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from dropkv.bench.plan import read_plan
+from dropkv.bench.tasks import lacking
 
 
 def main() -> None:
@@ -31,7 +32,11 @@ def main() -> None:
     given = options.parse_args()
     plan = read_plan(given.plan)
     started = time.monotonic()
-    waiting = [(task, length, setting) for length in plan.lengths for task in plan.tasks for setting in plan.settings]
+    found = lacking(plan.tasks, data=plan.data, essay=plan.essay)
+    for reason, names in found.items():
+        print(f"skipped: {', '.join(names)}: {reason}", flush=True)
+    tasks = [task for task in plan.tasks if not any(task in names for names in found.values())]
+    waiting = [(task, length, setting) for length in plan.lengths for task in tasks for setting in plan.settings]
     running: dict[subprocess.Popen[bytes], tuple[str, float]] = {}
     given.output.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -58,34 +58,44 @@ def show(own: Mapping[Key, float], first: Mapping[Key, float] | None) -> str:
     return f"{100 * mean.mean:.1f} ({100 * against.mean:+.1f}, {100 * against.low:+.1f} to {100 * against.high:+.1f})"
 
 
+def cell_of(row: Mapping[float, dict[Key, float]], budget: float) -> dict[Key, float]:
+    """The scores of a row at a budget; what has no budget, such as the full cache, is the same at all of them."""
+    return next(iter(row.values())) if len(row) == 1 else row.get(budget, {})
+
+
+def budgets_of(scores: Scores) -> list[float]:
+    return sorted({budget for row in scores.values() if len(row) > 1 for budget in row}) or [1.0]
+
+
 def by_budget(scores: Scores, first: Row) -> None:
-    budgets = sorted(scores[first])
+    budgets = budgets_of(scores)
     print("| method | " + " | ".join(f"{100 * budget:g} %" for budget in budgets) + " |")
     print("|---" * (len(budgets) + 1) + "|")
     for name in ordered(scores, first):
         row = scores[name]
-        cells = [""] * (len(budgets) - 1) if len(row) == 1 else []
-        for budget in sorted(row):
-            compare = len(row) > 1 and name != first
-            cells.append(show(row[budget], scores[first][budget] if compare else None))
+        if len(row) == 1:
+            cells = [""] * (len(budgets) - 1) + [show(cell_of(row, 1.0), None)]
+        else:
+            against = [None if name == first else cell_of(scores[first], budget) for budget in budgets]
+            cells = [show(row[at], base) if at in row else "" for at, base in zip(budgets, against, strict=True)]
         print(f"| {label(name)} | " + " | ".join(cells) + " |")
 
 
 def by_task(scores: Scores, first: Row, budget: float) -> None:
-    tasks = sorted({key[0] for key in scores[first][budget]})
+    tasks = sorted({key[0] for key in cell_of(scores[first], budget)})
     print("| method | " + " | ".join(tasks) + " |")
     print("|---" * (len(tasks) + 1) + "|")
     for name in ordered(scores, first):
-        row = scores[name]
-        own = next(iter(row.values())) if len(row) == 1 else row.get(budget, {})
+        own = cell_of(scores[name], budget)
         parts = [{key: score for key, score in own.items() if key[0] == task} for task in tasks]
         print(f"| {label(name)} | " + " | ".join(f"{100 * estimate(p).mean:.1f}" if p else "" for p in parts) + " |")
 
 
 def better(scores: Scores, first: Row) -> None:
-    for budget in sorted(scores[first]):
-        for task in sorted({key[0] for key in scores[first][budget]}):
-            base = {key: score for key, score in scores[first][budget].items() if key[0] == task}
+    for budget in budgets_of(scores):
+        every = cell_of(scores[first], budget)
+        for task in sorted({key[0] for key in every}):
+            base = {key: score for key, score in every.items() if key[0] == task}
             found = []
             for name in ordered(scores, first):
                 if name == first or len(scores[name]) == 1:

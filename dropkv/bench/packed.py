@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dropkv.bench.results import Line
-from dropkv.errors import DropkvError, UsageError
+from dropkv.errors import ResultsError, UsageError
 from formats.errors import show_path
 
 PACKED = 1
@@ -73,7 +73,7 @@ def _cell(key: tuple[Any, ...], lines: list[Line]) -> dict[str, Any]:
 def unpack(path: str | Path) -> Iterator[Line]:
     """The lines of a packed file, as far as it holds them: model, seed, cell, sample, question, score, and the means of the cell.
 
-    Raises DropkvError for a file that cannot be read, UsageError for one that is no packed file or of another version.
+    Raises ResultsError for a file that cannot be read, is no packed file, damaged, or of another version.
     """
     content = header(path)
     try:
@@ -83,7 +83,7 @@ def unpack(path: str | Path) -> Iterator[Line]:
             for sample, question, score in zip(cell["samples"], cell["questions"], cell["scores"], strict=True):
                 yield common | {"sample": sample, "question": question, "score": float(score)}
     except (KeyError, TypeError, ValueError):
-        raise UsageError(f"{show_path(path)}: a damaged packed file: pack the results folder again") from None
+        raise ResultsError(f"{show_path(path)}: a damaged packed file: pack the results folder again") from None
 
 
 def header(path: str | Path) -> dict[str, Any]:
@@ -92,11 +92,13 @@ def header(path: str | Path) -> dict[str, Any]:
     try:
         content = json.loads(gzip.decompress(Path(path).read_bytes()))
     except (gzip.BadGzipFile, zlib.error, EOFError, ValueError):
-        raise UsageError(f"{shown}: no packed result lines: name a results folder or a file of pack_lines.py") from None
+        raise ResultsError(
+            f"{shown}: no packed result lines: name a results folder or a file of pack_lines.py"
+        ) from None
     except OSError as error:
-        raise DropkvError(
+        raise ResultsError(
             f"{shown}: cannot be read ({error.strerror}): name a results folder or a packed file"
         ) from None
     if not isinstance(content, dict) or content.get("packed") != PACKED:
-        raise UsageError(f"{shown}: packed lines of another version: pack the results folder again")
+        raise ResultsError(f"{shown}: packed lines of another version: pack the results folder again")
     return content

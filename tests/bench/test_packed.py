@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import pack_lines, results_table
 from dropkv.bench.packed import CELL, pack, unpack
-from dropkv.errors import DropkvError, UsageError
+from dropkv.errors import ResultsError, UsageError
 from tests.bench.synthetic import accuracy_lines, line
 
 WHERE = {"machine": "a machine", "versions": "torch 1", "date": "2026-01-01"}
@@ -136,8 +136,8 @@ def test_what_cannot_be_packed_or_read_is_one_line(tmp_path: Path) -> None:
         (gzip.compress(b'{"packed": 1, "model": "a"}'), "damaged"),
     ):
         place.write_bytes(content)
-        with pytest.raises(UsageError, match=words) as caught:
+        with pytest.raises(ResultsError, match=words) as caught:
             list(unpack(place))
         assert "a.json.gz" in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(DropkvError, match="cannot be read"):
+    with pytest.raises(ResultsError, match="cannot be read"):
         list(unpack(tmp_path / "missing.json.gz"))

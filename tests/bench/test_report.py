@@ -14,7 +14,7 @@ from dropkv.bench.report import render_report, write_report
 from dropkv.bench.report.groups import group
 from dropkv.bench.report.html import budget_name, plain, signed, size
 from dropkv.bench.report.lines import read_lines
-from dropkv.errors import UsageError
+from dropkv.errors import ResultsError
 from formats import FormatError
 from tests.bench.synthetic import accuracy_lines, line, needle_lines, theory_lines
 
@@ -198,7 +198,7 @@ def test_writes_one_file_and_replaces_it(tmp_path: Path) -> None:
     write_report(iter([line()]), target)
     assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert os.listdir(tmp_path) == ["report.html"]
-    with pytest.raises(UsageError):
+    with pytest.raises(ResultsError):
         write_report([line(version=2)], target)
     assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
     with pytest.raises(FormatError):
@@ -223,7 +223,7 @@ def test_writes_one_file_and_replaces_it(tmp_path: Path) -> None:
     ],
 )
 def test_foreign_lines_are_refused_by_number(lines: list[Any], message: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+    with pytest.raises(ResultsError, match=re.escape(message)) as caught:
         render_report(lines)
     assert "\n" not in str(caught.value)
 
