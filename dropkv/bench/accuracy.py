@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dropkv.bench.answers import Row, answer_rows
 from dropkv.bench.plan import WITHOUT_BUDGET, AccuracyPlan, Setting
-from dropkv.bench.results import Line, Results, key_of
+from dropkv.bench.results import KEY, Line, Results, key_of
 from dropkv.bench.survey import Survey, survey
 from dropkv.bench.tasks import Question, Sample, Task
 from dropkv.bench.tasks import get as get_task
@@ -74,6 +74,39 @@ def lines_of(model: Model, plan: AccuracyPlan, results: Results) -> list[Line]:
         and line["sample"] < plan.samples
         and (line["setting"], line["observer"], line["method"], line["budget"]) in cells
     ]
+
+
+def may_be_measured(plan: AccuracyPlan, results: Results) -> bool:
+    """Whether the results hold a line of any model for every cell and sample of a plan: cheap to tell, without a tokenizer."""
+    place = [
+        KEY.index(name) for name in ("task", "length", "setting", "observer", "method", "budget", "seed", "sample")
+    ]
+    found = {tuple(key[at] for at in place) for key in results.done}
+    return all(
+        (task, length, setting, cell.observer, cell.method, cell.budget, plan.seed, sample) in found
+        for setting in plan.settings
+        for cell in cells_of(plan, setting)
+        for task in plan.tasks
+        for length in plan.lengths
+        for sample in range(plan.samples)
+    )
+
+
+def is_measured(model: Model, plan: AccuracyPlan, results: Results) -> bool:
+    """Whether the results hold every line of a plan, so that a run would measure nothing. The model may lack its weights.
+
+    Raises UsageError as `run_accuracy` does for the tasks.
+    """
+    seam = Seam.of(model.tokenizer, name=model.id)
+    for name in plan.tasks:
+        task = get_task(name, data=plan.data, essay=plan.essay)
+        for length in plan.lengths:
+            samples = list(task.samples(model.tokenizer, length, plan.samples, plan.seed, len(seam.head_ids)))
+            for setting in plan.settings:
+                cells = cells_of(plan, setting)
+                if any(_missing(plan, task, sample, setting, cells, results, model) for sample in samples):
+                    return False
+    return True
 
 
 def check_budgets(plan: AccuracyPlan, head_tokens: int) -> None:

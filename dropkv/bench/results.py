@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dropkv.errors import UsageError
+from dropkv.errors import ResultsError
 
 VERSION = 1
 LINES = "lines.jsonl"
@@ -27,7 +27,7 @@ def key_of(line: Line, names: Sequence[str] = KEY) -> Key:
 class Results:
     """Result lines in a file of a folder; key: the names of what makes a line the only one.
 
-    Raises UsageError for a folder of another version or with a damaged line that is not the last.
+    Raises ResultsError for a folder of another version or with a damaged line that is not the last.
     """
 
     def __init__(self, folder: str | Path, name: str = LINES, key: Sequence[str] = KEY) -> None:
@@ -36,7 +36,7 @@ class Results:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{folder}: cannot hold results ({error.strerror}): name another folder") from None
+            raise ResultsError(f"{folder}: cannot hold results ({error.strerror}): name another folder") from None
         self.done: set[Key] = set()
         whole = 0
         if self.path.exists():
@@ -54,10 +54,12 @@ class Results:
             line = json.loads(raw)
         except ValueError:
             if raw.endswith(b"\n"):
-                raise UsageError(f"{self.path}: line {number} is damaged: remove it, or name another folder") from None
+                raise ResultsError(
+                    f"{self.path}: line {number} is damaged: remove it, or name another folder"
+                ) from None
             return None
         if not isinstance(line, dict) or line.get("version") != VERSION:
-            raise UsageError(f"{self.path}: line {number} is of another version: name another folder")
+            raise ResultsError(f"{self.path}: line {number} is of another version: name another folder")
         return line if raw.endswith(b"\n") else None
 
     def add(self, lines: Iterable[Line]) -> None:

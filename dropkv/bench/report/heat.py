@@ -46,7 +46,11 @@ def heat_map(
             parts.append(
                 f'<g><title>{note}</title><rect class="cell" x="{x}" y="{y}" width="{wide - 1}" height="{high - 1}" '
                 f'fill-opacity="{min(1.0, max(0.0, share)):.3f}"/>'
-                f'<text class="{tone} mid" x="{x + wide / 2:.1f}" y="{y + high / 2 + 4:.1f}">{text(shown[r][c])}</text></g>'
+                + (
+                    f'<text class="{tone} mid" x="{x + wide / 2:.1f}" y="{y + high / 2 + 4:.1f}">{text(shown[r][c])}</text></g>'
+                    if shown[r][c]
+                    else "</g>"
+                )
             )
     return "".join(parts) + "</svg>"
 

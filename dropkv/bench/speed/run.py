@@ -35,7 +35,7 @@ Note = Callable[[str], None]
 
 
 def open_results(folder: str | Path) -> Results:
-    """The folder's lines of speed. Raises UsageError."""
+    """The folder's lines of speed. Raises ResultsError."""
     return Results(folder, LINES, KEY)
 
 
