@@ -74,7 +74,9 @@ def main() -> None:
     run(large)  # compiles kernels
     whole, most = run(large)
     finer, less = run(small)
-    print(f"slices of {large} and {small}: peaks {most >> 20} and {less >> 20} MiB, common {apart(whole, finer)[0]:.4f}")
+    print(
+        f"slices of {large} and {small}: peaks {most >> 20} and {less >> 20} MiB, common {apart(whole, finer)[0]:.4f}"
+    )
     if gpu:
         torch.cuda.empty_cache()
         left = less - torch.cuda.memory_allocated() + (most - less) // 4
