@@ -116,7 +116,7 @@ class TwoOrders:
         ranks_in_order, free_in_order = rank[order], free[order]
         start = 0
         while start < min(self.sharing, len(counts)):
-            stop = min(max(2 * start, start + 1, sure), self.sharing)
+            stop = min(max(start + max(1, start // 4), sure), self.sharing)
             before = (free_in_order & (ranks_in_order <= max(start, sure - 1))).cumsum(0)
             last = torch.searchsorted(before, torch.tensor([self._places], device=before.device)).clamp(
                 max=len(order) - 1
@@ -154,7 +154,7 @@ def most_held(kept: int, n: int, forced: int, layers: Sequence[int], alpha: floa
             return heads * n
         held, start, sure = so_far * floor, 0, sharing - (heads - so_far)
         while start < min(sharing, so_far):
-            stop = min(max(2 * start, start + 1, sure), sharing, so_far)
+            stop = min(max(start + max(1, start // 4), sure), sharing, so_far)
             held += (stop - start) * min(n - floor, places // max(start + 1, min(sure, so_far)))
             start = stop
         most = max(most, held)
