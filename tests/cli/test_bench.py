@@ -50,6 +50,8 @@ def test_a_run_has_a_line_per_answer_and_controls(measured: tuple[Path, Result],
     half = [line for line in lines if line["method"] == "snapkv"]
     assert {line["kept_entries"] for line in half} == {128 * 3 * 2}
     assert [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()] == run.records
+    (machine,) = (json.loads(line) for line in (folder / "machines.jsonl").read_text().splitlines())
+    assert set(machine) == {"device", "threads", "dtype", "dropkv", "torch", "triton", "transformers", "date"}
 
 
 def test_a_second_run_adds_nothing_and_a_larger_one_goes_on(
