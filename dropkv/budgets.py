@@ -23,11 +23,12 @@ ROUNDING = 1e-9  # a fraction such as 0.29 * 100 must not floor one entry low
 @dataclass(frozen=True)
 class Kept:
     """The kept entries of one layer, head after head in file order (ascending admit): int64 positions [entries] and admit [entries],
-    and how many each KV head has [kv_heads]."""
+    and how many each KV head has [kv_heads]. order: their places among the entries held so far, where these stood in another order."""
 
     positions: Tensor
     admit: Tensor
     counts: Tensor
+    order: Tensor | None = None
 
 
 def kept_count(budget: float | int, n: int, forced: int) -> int:

@@ -16,13 +16,15 @@ from dropkv.layer_budgets import pyramid_counts, share_counts
 from dropkv.methods import Method
 from dropkv.methods._choice import preferences, second_stage
 from dropkv.methods._layer import LayerScores
+from dropkv.words import Words
 
 
 class Masks:
-    """Kept sets of one method over the layers that have a budget; every layer has the same KV heads."""
+    """Kept sets of one method over the layers that have a budget; every layer has the same KV heads. words: the document's."""
 
-    def __init__(self, method: Method, layers: Sequence[LayerScores]) -> None:
-        self.method = method
+    def __init__(self, method: Method, layers: Sequence[LayerScores], words: Words | None = None) -> None:
+        self.method, self.words = method, words
+        self.layers = tuple(layers)
         self.raw = torch.stack([scores.raw for scores in layers]).float()  # [layers, kv_heads, n]
         beside = [scores.beside for scores in layers if scores.beside is not None]
         self.scores = LayerScores(self.raw, torch.stack(beside, 1) if beside else None)
@@ -35,6 +37,8 @@ class Masks:
         kept = n if method.keeps_all else kept_count(budget, n, len(self.forced))
         if kept >= n:
             return torch.ones_like(self.raw, dtype=torch.bool)
+        if method.together is not None:  # whose candidates are the same at every budget, so there is no shorter way
+            return mask_of(method.choose(self.layers, budget, self.words), self.raw.shape, self.raw.device)
         if method.recent_half:
             return self._recent_half(kept)
         if method.two_stages:

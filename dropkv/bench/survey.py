@@ -19,6 +19,7 @@ from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
 from dropkv.prefill import read_together
 from dropkv.prompts import Seam
+from dropkv.words import Words
 
 SLICE = 8192  # document tokens a layer computes at once; the models measured are small
 
@@ -48,8 +49,10 @@ class Collector:
 class Survey:
     """One document's full cache, keys and values [kv_heads, n, d] per layer, and the scores of (observer, method) pairs."""
 
-    def __init__(self, model: Model, n: int) -> None:
-        self.n = n
+    def __init__(self, model: Model, ids: Sequence[int]) -> None:
+        self.n = n = len(ids)
+        self.words: Words | None = None
+        self._tokenizer, self._ids = model.tokenizer, tuple(ids)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._full = [index for index, layer in enumerate(model.geometry) if layer.kind == "full"]
@@ -85,7 +88,9 @@ class Survey:
         """What a method keeps at a budget, bool [layers, kv_heads, n]; sliding layers keep everything."""
         name = (observer, method)
         if name not in self._masks:
-            self._masks[name] = Masks(self._methods[name], self._layers[name])
+            if self.words is None and "words" in self._methods[name].needs:
+                self.words = Words.of(self._tokenizer, self._ids, self._device)
+            self._masks[name] = Masks(self._methods[name], self._layers[name], self.words)
         kept = self._masks[name].keep(budget)
         if len(self._full) == self._shape[0]:
             return kept
@@ -112,7 +117,7 @@ def survey(
     """
     known = set(methods.names())
     n = len(documents[0])
-    results = [Survey(model, n) for _ in documents]
+    results = [Survey(model, document) for document in documents]
     pairs_of: dict[str, set[tuple[str, str]]] = {"window": set(), "replay": set()}
     replayed = any(observer == "replay" for observer, _ in wanted)
     windowed = any(observer in ("tail", "question") for observer, _ in wanted)

@@ -8,12 +8,15 @@ from torch import Tensor
 
 from dropkv.method_names import method_file, method_files
 from dropkv.methods._base import (
+    LARGEST_P,
     MAX_MAX,
+    SUM_OF_STEPS,
     Gathered,
     LayerContext,
     LayerScores,
     Method,
     Pool,
+    Together,
     observe_all,
     odds_times_distance,
     probability,
@@ -22,13 +25,16 @@ from dropkv.methods._base import (
 from dropkv.methods._choice import Choice, second_stage
 
 __all__ = [
+    "LARGEST_P",
     "MAX_MAX",
+    "SUM_OF_STEPS",
     "Choice",
     "Gathered",
     "LayerContext",
     "LayerScores",
     "Method",
     "Pool",
+    "Together",
     "get",
     "names",
     "observe_all",

@@ -1,0 +1,54 @@
+"""The two orders of a method whose heads keep the same tokens, layer after layer (docs/question-free.md says why)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dropkv.methods._base import LayerScores, Pool, Together
+from dropkv.words import Words
+
+TINY = 1e-12
+
+
+class Orders:
+    """Makes a layer's scores into its two orders; holds what tokens stand for in the layers so far.
+
+    pool: of what tokens stand for, along the document. words: the document's, None for every token by itself.
+    """
+
+    def __init__(self, together: Together, pool: Pool | None, words: Words | None) -> None:
+        self.together, self.pool = together, pool
+        self._words = words
+        self._paid: Tensor | None = None
+        self._layers = 0
+
+    def add(self, scores: LayerScores) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The next layer's own order and shared order [kv_heads, n], what settles their ties, and the level of every head [kv_heads].
+
+        scores: raw, the largest step; beside [2, kv_heads, n], the largest p and the sum of the steps.
+        """
+        assert scores.beside is not None
+        raw, (paid, summed) = scores.raw, scores.beside
+        words = self._words_on(raw)
+        level = raw.mean(-1, keepdim=True)
+        whole = words.sums(raw / level.clamp(min=TINY).pow(self.together.balance))
+        standing = words.sums(self._standing(paid))
+        if self.pool is not None:
+            standing = self.pool(standing)
+        return summed, whole * standing.clamp(min=TINY), raw, level.squeeze(-1)
+
+    def _standing(self, paid: Tensor) -> Tensor:
+        """The mean over heads of the largest attention paid to every token [n]."""
+        own = paid.mean(0)
+        if self.together.scope == "layer":
+            return own
+        self._paid = own if self._paid is None else self._paid + own
+        self._layers += 1
+        return self._paid / self._layers
+
+    def _words_on(self, like: Tensor) -> Words:
+        if self._words is None:
+            self._words = Words.alone(like.shape[-1], like.device)
+        if self._words.own.device != like.device:
+            self._words = Words(self._words.own.to(like.device), self._words.members.to(like.device))
+        return self._words
