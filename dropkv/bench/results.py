@@ -65,8 +65,8 @@ class Results:
         return line if raw.endswith(b"\n") else None
 
     def add(self, lines: Iterable[Line]) -> None:
-        """Append lines; on disk when this returns."""
-        fresh = [{"version": VERSION, **line} for line in lines]
+        """Append the lines that are not there yet; on disk when this returns."""
+        fresh = [{"version": VERSION, **line} for line in lines if key_of(line, self._key) not in self.done]
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in fresh)
             file.flush()

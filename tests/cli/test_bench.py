@@ -71,6 +71,10 @@ def test_a_second_run_adds_nothing_and_a_larger_one_goes_on(
     assert dropkv(*run, "--samples", "3").code == 0
     grown = (tmp_path / "lines.jsonl").read_bytes()
     assert grown.startswith(lines) and grown.count(b"\n") == lines.count(b"\n") * 3 // 2
+    more = ("--samples", "2", "--methods", "snapkv,keydiff", "--observers", "tail")
+    assert [(line["method"], line["sample"]) for line in dropkv(*run, *more, "--json").records] == [
+        *(("snapkv", 0), ("snapkv", 1), ("keydiff", 0), ("keydiff", 1))
+    ]  # another method in a folder that has the first
 
 
 def test_a_plan_of_the_same_seed_gives_the_same_lines(
