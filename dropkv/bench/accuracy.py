@@ -14,6 +14,7 @@ from torch import Tensor
 from dropkv.bench.answers import Row, answer_rows
 from dropkv.bench.plan import WITHOUT_BUDGET, AccuracyPlan, Setting
 from dropkv.bench.results import KEY, Line, Results, key_of
+from dropkv.bench.speed.machine import machine
 from dropkv.bench.survey import Survey, survey
 from dropkv.bench.tasks import Question, Sample, Task
 from dropkv.bench.tasks import get as get_task
@@ -146,6 +147,7 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note)
                 f"length {length} leaves no room to answer: {model.id} has {positions} positions for it, "
                 f"use --lengths {positions - 128} or less"
             )
+    results.machine = machine(model)
     for name in plan.tasks:
         try:
             task = get_task(name, data=plan.data, essay=plan.essay)

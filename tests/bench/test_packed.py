@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import pack_lines, results_table
 from dropkv.bench.packed import CELL, pack, unpack
+from dropkv.bench.results import Results
 from dropkv.errors import ResultsError, UsageError
 from tests.bench.synthetic import accuracy_lines, line
 
@@ -110,7 +111,7 @@ def test_a_table_is_the_same_from_a_folder_and_from_a_packed_file(
         assert "| method | 5 % | 10 % | 25 % | 50 % |" in tables[0]
 
 
-def test_machine_json_says_where_and_options_win(
+def test_machines_say_where_and_options_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write(tmp_path / "results", [line()])
@@ -118,9 +119,39 @@ def test_machine_json_says_where_and_options_win(
     with pytest.raises(SystemExit) as ended:
         run(pack_lines, monkeypatch, folder, "-o", packed, "--machine", "one")
     assert ended.value.code == 1 and "give --versions, --date" in capsys.readouterr().err and not packed.exists()
-    (folder / "machine.json").write_text(json.dumps(WHERE))
-    run(pack_lines, monkeypatch, folder, "-o", packed, "--date", "2026-02-02")
-    assert json.loads(gzip.decompress(packed.read_bytes()))["date"] == "2026-02-02"
+    for job, date in (("a", "2026-01-02"), ("b", "2026-01-01"), ("c", "2026-01-02")):
+        (folder / job).mkdir()
+        note = {
+            "device": "NVIDIA H200",
+            "dropkv": "0.1.0",
+            "torch": "2.11",
+            "triton": None,
+            "transformers": "5.17",
+            "date": date,
+        }
+        (folder / job / "machines.jsonl").write_text(json.dumps(note) + "\n")
+    run(pack_lines, monkeypatch, folder, "-o", packed, "--machine", "one NVIDIA H200")
+    content = json.loads(gzip.decompress(packed.read_bytes()))
+    assert [content[name] for name in WHERE] == [
+        "one NVIDIA H200",
+        "dropkv 0.1.0, torch 2.11, transformers 5.17",
+        "2026-01-01; 2026-01-02",
+    ]
+
+
+def test_a_folder_keeps_what_its_lines_were_measured_on(tmp_path: Path) -> None:
+    def add(number: int, **machine: str) -> None:
+        results = Results(tmp_path)
+        results.machine = machine
+        results.add([])
+        results.add([line(sample=number)])
+        results.add([line(sample=number + 1)])
+
+    add(0, device="a", date="1")
+    add(2, device="a", date="2")  # the same machine on another day
+    add(4, device="b", date="2")
+    found = [json.loads(one) for one in (tmp_path / "machines.jsonl").read_text().splitlines()]
+    assert found == [{"device": "a", "date": "1"}, {"device": "b", "date": "2"}]
 
 
 def test_what_cannot_be_packed_or_read_is_one_line(tmp_path: Path) -> None:

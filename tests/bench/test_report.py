@@ -218,6 +218,13 @@ def test_head_budgets_of_the_first_method_are_seen_and_others_folded_away() -> N
     )
 
 
+def test_many_heads_say_their_numbers_to_a_pointer() -> None:
+    made = render_report([line(method="adadropkv", head_counts=[list(range(1, 33))])])
+    assert "<title>layer 0, KV head 31: 32</title>" in made
+    heat = re.search(r'<svg class="heat".*?</svg>', made)
+    assert heat is not None and ">32</text>" not in heat[0]
+
+
 def test_methods_that_need_no_observer_have_none_in_their_name() -> None:
     made = group(read_lines([line(), line(observer="tail"), line(method="h2o", observer="none")])[0])[0]
     assert [made.name(series) for series in made.series] == ["dropkv, replay", "dropkv, tail", "h2o"]

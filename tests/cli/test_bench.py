@@ -50,6 +50,8 @@ def test_a_run_has_a_line_per_answer_and_controls(measured: tuple[Path, Result],
     half = [line for line in lines if line["method"] == "snapkv"]
     assert {line["kept_entries"] for line in half} == {128 * 3 * 2}
     assert [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()] == run.records
+    (machine,) = (json.loads(line) for line in (folder / "machines.jsonl").read_text().splitlines())
+    assert set(machine) == {"device", "threads", "dtype", "dropkv", "torch", "triton", "transformers", "date"}
 
 
 def test_a_second_run_adds_nothing_and_a_larger_one_goes_on(
@@ -69,6 +71,10 @@ def test_a_second_run_adds_nothing_and_a_larger_one_goes_on(
     assert dropkv(*run, "--samples", "3").code == 0
     grown = (tmp_path / "lines.jsonl").read_bytes()
     assert grown.startswith(lines) and grown.count(b"\n") == lines.count(b"\n") * 3 // 2
+    more = ("--samples", "2", "--methods", "snapkv,keydiff", "--observers", "tail")
+    assert [(line["method"], line["sample"]) for line in dropkv(*run, *more, "--json").records] == [
+        *(("snapkv", 0), ("snapkv", 1), ("keydiff", 0), ("keydiff", 1))
+    ]  # another method in a folder that has the first
 
 
 def test_a_plan_of_the_same_seed_gives_the_same_lines(

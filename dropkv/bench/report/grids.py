@@ -62,7 +62,7 @@ def budget_maps(group: Group) -> str:
         heads = max(shape)
         small = heads > WIDEST
         shares: list[list[float | None]] = [[value / most for value in line] for line in means]
-        shown = [["" if small else f"{value:.0f}" for value in line] for line in means]
+        shown = [[f"{value:.0f}" for value in line] for line in means]
         name = _name(group, cell)
         picture = heat_map(
             f"Kept entries by layer and KV head, {name}, {group.setting}, {group.model}",
@@ -74,6 +74,7 @@ def budget_maps(group: Group) -> str:
             column_axis="KV head",
             wide=14 if small else 44,
             high=16,
+            small=small,
         )
         figures.setdefault(cell.series, []).append(
             f"<figure><figcaption>{text(name)} <small>{len(grids)} documents, most {most:.0f}</small></figcaption>{picture}</figure>"

@@ -33,33 +33,17 @@ class NoMemory(Exception):
 
 def machine(model: Model) -> dict[str, Any]:
     """Where this model computes: the device's name, threads of a CPU, dtype and versions; and today's date (UTC)."""
+    on_gpu = model.device.type == "cuda"
     return {
-        "device": device_name(model.device),
-        "threads": None if model.device.type == "cuda" else torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(model.device) if on_gpu else _processor(),
+        "threads": None if on_gpu else torch.get_num_threads(),
         "dtype": str(model.dtype).removeprefix("torch."),
-        **versions(),
-        "date": today(),
-    }
-
-
-def device_name(device: torch.device) -> str:
-    """A GPU's name, or that of the processor with its number of cores."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-
-
-def versions() -> dict[str, str | None]:
-    """Of the packages that decide what a figure means; None for what is missing."""
-    return {
         "dropkv": __version__,
         "torch": torch.__version__,
         "triton": _version("triton"),
         "transformers": _version("transformers"),
+        "date": datetime.now(UTC).date().isoformat(),
     }
-
-
-def today() -> str:
-    """The date in UTC, YYYY-MM-DD."""
-    return datetime.now(UTC).date().isoformat()
 
 
 def measured(
