@@ -39,6 +39,7 @@ from dropkv.observers import observe
 from dropkv.prefill import read
 from dropkv.prompts import Seam
 from dropkv.settings import CompressSettings
+from dropkv.words import Words
 
 TASK = "five-facts"
 LENGTHS = (640, 768, 896, 1024, 704, 832, 960)
@@ -95,7 +96,8 @@ def files(model: Model, seam: Seam, task: Task, index: int, seed: int, cells: di
         settings = CompressSettings(observe=observer)
         method = resolve_method(settings, head)
         counts = [kept_count(budget, len(ids), len(method.forced(len(ids)))) for budget in budgets]
-        keepers = [Keeper(method, count, len(ids), model.geometry) for count in counts]
+        words = Words.of(model.tokenizer, ids, model.device)
+        keepers = [Keeper(method, count, len(ids), model.geometry, words) for count in counts]
         reading = read(model, ids, observe(settings, seam, ids, head), Keepers(keepers), held=held)
         assert reading.predictions is not None
         for budget, keeper in zip(budgets, keepers, strict=True):

@@ -42,6 +42,7 @@ from dropkv.models import Model
 from dropkv.observers.replay import plan_replays
 from dropkv.prefill import read_together
 from dropkv.prompts import Seam
+from dropkv.words import Words
 from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
 from formats.quantized import describe as describe_codes
 from formats.quantized import quantize, restore
@@ -108,7 +109,8 @@ class Bench:
                 LayerScores(raw, None if other is None else part_of(other, number, len(samples), dim=1))
                 for raw, other in zip(own, beside, strict=True)
             ]
-            chosen = self.method.choose(scores, self.budgets[0])
+            words = Words.of(self.model.tokenizer, documents[number], self.model.device)
+            chosen = self.method.choose(scores, self.budgets[0], words)
             found.append(
                 [
                     take(part_of(k, number, len(samples)), part_of(v, number, len(samples)), kept, raw)

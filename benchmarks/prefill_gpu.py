@@ -1,6 +1,7 @@
 """Prefill and score of `compress` on a GPU against transformers' own prefill, in one run: seconds, ratios and memory peaks.
 
-    python benchmarks/prefill_gpu.py [--shape mistral-7b] [--tokens 32768,131072] [--observe tail,replay] [--budget 0.05] [--repeat 3] [--profile]
+    python benchmarks/prefill_gpu.py [--shape mistral-7b] [--tokens 32768,131072] [--observe tail,replay] [--method adadropkv,auto] [--budget 0.05]
+        [--repeat 3] [--profile]
 
 The networks have a model's shape and random weights, made on the GPU from the configurations of `dropkv bench speed`. plain is
 transformers' forward call (sdpa, its own cache, logits of the last token). The others are `dropkv.prefill`, with the kept entries as a file
@@ -65,8 +66,11 @@ def observation_of(name: str, ids: Sequence[int], chunk: int) -> Observation:
 class Bench:
     """One network and document."""
 
-    def __init__(self, model: Model, tokens: int, budget: float, chunk: int, slice_tokens: int | None) -> None:
+    def __init__(
+        self, model: Model, tokens: int, budget: float, chunk: int, slice_tokens: int | None, method: str
+    ) -> None:
         self.model, self.budget, self.chunk, self.slice_tokens = model, budget, chunk, slice_tokens
+        self.method = method
         generator = torch.Generator().manual_seed(tokens)
         self.ids = torch.randint(1000, 30000, (tokens,), generator=generator).tolist()
         self.held = HeldOut(tuple(self.ids[:HELD]), tuple(range(3, HELD)), ((0, HELD),))
@@ -89,7 +93,7 @@ class Bench:
         """The library's prefill with one observer."""
         model, n = self.model, len(self.ids)
         observation = observation_of(observe, self.ids, self.chunk)
-        method = methods.get("adadropkv")
+        method = methods.get(self.method)
         if observe == "replay":
             method = method.under_replay(HEAD)
         kept = int(self.budget * n)
@@ -135,6 +139,7 @@ def main() -> None:
     options.add_argument("--shape", choices=[*SHAPES, "tiny"], default="mistral-7b")
     options.add_argument("--tokens", default="32768,131072")
     options.add_argument("--observe", default="tail,replay")
+    options.add_argument("--method", default="adadropkv", help="several separated by commas")
     options.add_argument("--budget", type=float, default=0.05)
     options.add_argument("--chunk", type=int, default=512)
     options.add_argument(
@@ -164,10 +169,14 @@ def main() -> None:
     for tokens, repeat in zip(lengths, repeats + repeats[-1:] * len(lengths), strict=False):
         slices = [int(size) for size in given.slice.split(",") if size] or [None]
         plain = float("nan")
-        for name, size in [("plain", None)] + [
-            (name, size) for name in given.observe.split(",") if name for size in slices
+        for name, size, method in [("plain", None, "")] + [
+            (name, size, method)
+            for name in given.observe.split(",")
+            if name
+            for size in slices
+            for method in given.method.split(",")
         ]:
-            bench = Bench(model, tokens, given.budget, given.chunk, size)
+            bench = Bench(model, tokens, given.budget, given.chunk, size, method)
             first = bench.run(name)
             runs = [bench.run(name) for _ in range(repeat)] or [first]
             middle = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
@@ -175,6 +184,7 @@ def main() -> None:
             record = {
                 "tokens": tokens,
                 "what": name,
+                "method": method,
                 "first": first["seconds"],
                 "ratio": middle["seconds"] / plain,
             } | middle
@@ -182,7 +192,7 @@ def main() -> None:
                 print(json.dumps({"shape": given.shape, "budget": given.budget} | record), flush=True)
             else:
                 figures = " ".join(f"{key} {value:.3f}" for key, value in record.items() if isinstance(value, float))
-                print(f"{tokens:7} {name:7} {int(middle.get('slice', 0)):5} {figures}", flush=True)
+                print(f"{tokens:7} {name:7} {method:10} {int(middle.get('slice', 0)):5} {figures}", flush=True)
             if given.profile:
                 bench.profile(name)
 

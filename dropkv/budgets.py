@@ -23,11 +23,12 @@ ROUNDING = 1e-9  # a fraction such as 0.29 * 100 must not floor one entry low
 @dataclass(frozen=True)
 class Kept:
     """The kept entries of one layer, head after head in file order (ascending admit): int64 positions [entries] and admit [entries],
-    and how many each KV head has [kv_heads]."""
+    and how many each KV head has [kv_heads]. order: their places among the entries held so far, where these stood in another order."""
 
     positions: Tensor
     admit: Tensor
     counts: Tensor
+    order: Tensor | None = None
 
 
 def kept_count(budget: float | int, n: int, forced: int) -> int:
@@ -117,7 +118,7 @@ def select(
 
 def head_order(scores: Tensor, always: Sequence[int], unpooled: Tensor | None) -> Tensor:
     """Positions [heads, n] in the order a growing budget takes them, head by head."""
-    return _order(*_keys(scores, always, unpooled))
+    return order_of(*_keys(scores, always, unpooled))
 
 
 def layer_ranks(scores: Tensor, always: Sequence[int], unpooled: Tensor | None, groups: int = 1) -> Tensor:
@@ -126,7 +127,7 @@ def layer_ranks(scores: Tensor, always: Sequence[int], unpooled: Tensor | None, 
     groups: the heads are those of so many layers, one after the other, and an entry is ranked among its own layer's.
     """
     first, second = (key.reshape(groups, -1) for key in _keys(scores, always, unpooled))
-    return inverse(_order(first, second)).reshape(scores.shape)
+    return inverse(order_of(first, second)).reshape(scores.shape)
 
 
 def inverse(order: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ def inverse(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(-1, order, line)
 
 
-def _order(first: Tensor, second: Tensor) -> Tensor:
+def order_of(first: Tensor, second: Tensor) -> Tensor:
     """Indices [rows, n] by falling first key, then falling second key, then rising index."""
     order = torch.sort(second, dim=1, descending=True, stable=True).indices
     return order.gather(1, torch.sort(first.gather(1, order), dim=1, descending=True, stable=True).indices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -25,6 +25,7 @@ from dropkv.observers import Observation, observe
 from dropkv.prefill import Prefilled, prefill
 from dropkv.prompts import Seam, question_list
 from dropkv.settings import CompressSettings, Sampling
+from dropkv.words import Words
 from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
 from formats.errors import printable
 from formats.quantized import describe as describe_codes
@@ -299,6 +300,7 @@ def compress_document(
         slice_tokens=slice_tokens,
         progress=report_layers,
         held=planned.held,
+        words=Words.of(model.tokenizer, planned.ids, model.device) if "words" in planned.method.needs else None,
     )
     quantization = None
     if settings.kv_dtype != "same":
@@ -367,13 +369,14 @@ def _metadata(
             "group": method.reduction.group,
             "pool": {"kind": method.pool.kind, "size": method.pool.size} if method.pool else None,
             "seed": settings.seed,
+            **({} if method.together is None else {"together": asdict(method.together)}),
         },
         observer=dict(planned.observation.description),
         budget=BudgetInfo(
             asked=settings.budget,
             kept=planned.kept,
             rule=method.rule + (", two stages" if method.two_stages else ", newest half" if method.recent_half else ""),
-            alpha=method.alpha if method.rule in ("head-adaptive", "model-wide") else None,
+            alpha=method.alpha if method.rule in ("head-adaptive", "model-wide", "two orders") else None,
             forced_first=method.forced_first,
             forced_last=method.forced_last,
             nested=method.nested,

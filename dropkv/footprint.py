@@ -13,6 +13,7 @@ from dropkv.methods import Method, odds_times_distance, probability
 from dropkv.models import Model
 from dropkv.observers import Observation
 from dropkv.spans import GPU_SLICES, SLICE
+from dropkv.two_orders import most_held
 
 WORKSPACE = 64 << 20  # what matrix products on a GPU keep for themselves
 SPARE = 0.95  # share of a GPU's memory that slices may fill: the rest is lost between blocks of the allocator
@@ -55,10 +56,13 @@ def footprint(
     config, size, on_gpu = model.network.config, model.dtype.itemsize, model.device.type == "cuda"
     weights = _weights(model)
     rows = [(layer.kv_heads * (layer.d_k + layer.d_v), layer) for layer in model.geometry]
-    kept_bytes = sum(
-        (min(tokens, layer.window or tokens) if layer.kind == "sliding" else kept)
-        * (row * size + layer.kv_heads * ENTRY_OVERHEAD)
-        for row, layer in rows
+    held_entries = max([kept, *(_held(model, method, kept, tokens) for method in methods)])
+    kept_bytes = round(
+        sum(
+            (min(tokens, layer.window or tokens) if layer.kind == "sliding" else held_entries)
+            * (row * size + layer.kv_heads * ENTRY_OVERHEAD)
+            for row, layer in rows
+        )
     )
     widest = max(row for row, _ in rows)
     sequence = tokens + sum(len(probe.ids) for probe in observation.probes) + (len(held.ids) if held else 0)
@@ -83,6 +87,15 @@ def slice_for(model: Model, found: Footprint) -> int:
     """Tokens a layer computes at once on this model's devices, whose memory counts as one."""
     found_free = [available_memory(device) for device in {*model.devices} if device.type == "cuda"]
     return found.slice_tokens(sum(free or 0 for free in found_free) if found_free else None)
+
+
+def _held(model: Model, method: Method, kept: int, tokens: int) -> float:
+    """Entries per KV head that are held when most of them are, before the last layer has decided."""
+    layers = [layer.kv_heads for layer in model.geometry if layer.kind == "full"]
+    if method.together is None or not layers:
+        return kept
+    forced, share = len(method.forced(tokens)), method.together.heads
+    return most_held(kept, tokens, forced, layers, method.alpha, share) / sum(layers)
 
 
 def _has_kernel(method: Method) -> bool:

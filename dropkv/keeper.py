@@ -12,18 +12,22 @@ from dropkv.budgets import Kept
 from dropkv.kernels.dispatch import gather_on_gpu
 from dropkv.methods import Choice, LayerContext, LayerScores, Method
 from dropkv.models import LayerGeometry
+from dropkv.words import Words
 from formats import LayerEntries
 
 
 class Keeper:
-    """Keeps entries by one method; rules that share entries among layers trim earlier layers as they go."""
+    """Keeps entries by one method; rules that share entries among layers trim earlier layers as they go. words: of the document, for methods
+    that pool by them."""
 
-    def __init__(self, method: Method, kept: int, n: int, geometry: Sequence[LayerGeometry]) -> None:
+    def __init__(
+        self, method: Method, kept: int, n: int, geometry: Sequence[LayerGeometry], words: Words | None = None
+    ) -> None:
         self.methods: Sequence[Method] = (method,)
         self.geometry = geometry
         self._full = [index for index, layer in enumerate(geometry) if layer.kind == "full"]
         self._choice = Choice(
-            method, n if method.keeps_all else kept, [geometry[index].kv_heads for index in self._full], n
+            method, n if method.keeps_all else kept, [geometry[index].kv_heads for index in self._full], n, words
         )
         self._layers: list[LayerEntries] = []
         self._home: torch.device | None = None
@@ -42,7 +46,10 @@ class Keeper:
     def finish(self) -> tuple[LayerEntries, ...]:
         """The kept entries of every layer."""
         for index, chosen in zip(self._full, self._choice.finish(), strict=True):
-            entries = trim(self._layers[index], chosen.counts)
+            entries = self._layers[index]
+            entries = (
+                trim(entries, chosen.counts) if chosen.order is None else pick(entries, chosen.order, chosen.counts)
+            )
             self._layers[index] = replace(entries, admit=chosen.admit.int().to(entries.admit.device))
         return tuple(self._layers)
 
@@ -79,11 +86,17 @@ def trim(entries: LayerEntries, counts: Tensor) -> LayerEntries:
     sizes = entries.offsets.diff()
     if bool((sizes == counts).all()):
         return entries
+    heads = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    begins = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    within = torch.arange(len(heads), device=counts.device) - begins
+    return pick(entries, entries.offsets[heads] + within, counts)
+
+
+def pick(entries: LayerEntries, index: Tensor, counts: Tensor) -> LayerEntries:
+    """The entries at `index` int64 [entries], head after head, of which each head has counts [kv_heads]."""
+    index, counts = index.to(entries.offsets.device), counts.to(entries.offsets.device)
     offsets = torch.zeros_like(entries.offsets)
     offsets[1:] = counts.cumsum(0)
-    heads = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-    within = torch.arange(len(heads), device=counts.device) - offsets[heads]
-    index = entries.offsets[heads] + within
     return LayerEntries(
         keys=entries.keys[index],
         values=entries.values[index],

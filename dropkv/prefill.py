@@ -27,6 +27,7 @@ from dropkv.models import Model
 from dropkv.observers import Observation, Probe
 from dropkv.prefill_run import PrefillRun, Progress, Reader
 from dropkv.spans import Cuts
+from dropkv.words import Words
 from formats import LayerEntries
 
 
@@ -64,13 +65,14 @@ def prefill(
     fused: bool | None = None,
     progress: Progress | None = None,
     held: HeldOut | None = None,
+    words: Words | None = None,
 ) -> Prefilled:
     """Read `document` (ids, template head included) once and keep `kept` entries per KV head as `method` says. What is kept is the same, to
-    the last bit, with and without `held`.
+    the last bit, with and without `held`. words: the document's, for methods that need them; without, every token is one.
 
     Raises what `read` raises.
     """
-    keeper = Keeper(method, kept, len(document), model.geometry)
+    keeper = Keeper(method, kept, len(document), model.geometry, words)
     reading = read(
         model,
         document,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from dropkv.kernels.triton_here import slower, triton_works
-from dropkv.methods import MAX_MAX, LayerScores, Method, odds_times_distance, probability
+from dropkv.methods import LARGEST_P, MAX_MAX, SUM_OF_STEPS, LayerScores, Method, odds_times_distance, probability
 from dropkv.models import LayerGeometry
 from dropkv.observers import Probe
 from dropkv.spans import Span
@@ -20,12 +20,19 @@ if TYPE_CHECKING:
 MOST = 256  # dimensions of a head
 
 
-def asks_for_odds(method: Method) -> bool | None:
-    """Whether a method's score is the largest odds x distance of any query (True) or the largest probability (False); None for all others."""
-    more = method.weigh or method.beside or method.beside_window or method.projected
+Kind = Literal["p", "step", "every"]
+EVERY = (LARGEST_P, SUM_OF_STEPS)
+
+
+def kind_of(method: Method) -> Kind | None:
+    """What a method asks of the kernels: the largest p of any query; the largest step, odds x distance; or every one of these and the sum of
+    steps. None for what they do not compute."""
+    more = method.weigh or method.beside_window or method.projected or method.beside not in ((), EVERY)
     if method.reduction != MAX_MAX or method.power != 1 or more:
         return None
-    return {odds_times_distance: True, probability: False}.get(method.observed)  # type: ignore[arg-type]
+    if method.observed is odds_times_distance:
+        return "every" if method.beside else "step"
+    return "p" if method.observed is probability and not method.beside else None
 
 
 class FusedProbes:
@@ -35,7 +42,7 @@ class FusedProbes:
     """
 
     def __init__(self, methods: Sequence[Method], *, forced: bool | None = None) -> None:
-        self.kinds = [asks_for_odds(method) for method in methods if method.observed is not None]
+        self.kinds = [kind_of(method) for method in methods if method.observed is not None]
         self.forced = forced
         self._prepared: dict[tuple[object, ...], Prepared] = {}
 
@@ -66,13 +73,23 @@ class FusedProbes:
         from dropkv.kernels.fused_replay import fused_replay
 
         prepared = self._places(span, q, k, v)
-        out: Tensor | None = None
-        scores: dict[bool, LayerScores] = {}
-        for kind in sorted({bool(kind) for kind in self.kinds}) or [False]:
-            out, raw = fused_replay(q, k, v, own_k, own_v, prepared, scale=scale, odds=kind)
+        kinds = [kind for kind in self.kinds if kind is not None]
+        if "every" in kinds:
+            out, raw = fused_replay(q, k, v, own_k, own_v, prepared, scale=scale, odds=True, every=True)
+            step, p, summed = raw
+            known: dict[Kind, LayerScores] = {
+                "step": LayerScores(step),
+                "p": LayerScores(p),
+                "every": LayerScores(step, torch.stack([p, summed])),
+            }
+            return out, [known[kind] for kind in kinds]
+        outputs: Tensor | None = None
+        scores: dict[Kind, LayerScores] = {}
+        for kind in sorted(set(kinds)) or ["p"]:
+            outputs, raw = fused_replay(q, k, v, own_k, own_v, prepared, scale=scale, odds=kind == "step")
             scores[kind] = LayerScores(raw)
-        assert out is not None
-        return out, [scores[bool(kind)] for kind in self.kinds]
+        assert outputs is not None
+        return outputs, [scores[kind] for kind in kinds]
 
     def _places(self, span: Span, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         from dropkv.kernels.fused_replay import prepare

@@ -2,13 +2,14 @@
 
     python -m benchmarks.question_free -o FOLDER [--tasks noise,prose,four-keys] [--samples 64] [--seed 2] [--tokens 1536]
         [--budgets 0.05,0.1,0.25] [--groups today,score,...] [--recipes "default;told"] [--model smollm2-135m] [--likelihood]
+        [--part 0/2] [--deadline SECONDS]
     python -m benchmarks.question_free -o FOLDER [FOLDER ...] --table
     python -m benchmarks.question_free --list
 
 FOLDER/lines.jsonl holds one line for each document, recipe and budget; a run goes on where one stopped. Processes that run at once need folders
-of their own. The seed is one for choosing: figures that are reported anywhere as results must come from others. --likelihood asks, in place of
-an answer, how likely the right one is behind what the full cache says before it; documents that the full cache cannot answer are left out then.
-It is cheaper and finer, and no accuracy.
+of their own; --part 0/2 measures every second document, --part 1/2 the others, and --table puts folders together. The seed is one for choosing:
+figures that are reported anywhere as results must come from others. --likelihood asks, in place of an answer, how likely the right one is
+behind what the full cache says before it; documents that the full cache cannot answer are left out then. It is cheaper and finer, and no accuracy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from dropkv.errors import UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 
-TOGETHER = 16_384  # tokens of documents that a GPU reads together
+TOGETHER = 40_000  # tokens of documents that a GPU reads together
 
 
 class Study:
@@ -75,7 +76,7 @@ class Study:
         ids = [[*self.seam.head_ids, *sample.document_ids] for sample in samples]
         readings = read_documents(self.model, self.seam, ids, OBSERVERS, self.wanted)
         cells = [(FULL, 1.0)] + [(recipe.name, budget) for recipe in self.recipes for budget in self.budgets]
-        keeps = [self.keeps(reading) for reading in readings]
+        keeps = self.keeps(readings)
         for number in range(max(len(sample.questions) for sample in samples)):
             owners = [place for place, sample in enumerate(samples) if number < len(sample.questions)]
             asked = []
@@ -97,17 +98,22 @@ class Study:
                 kept = keeps[place].flatten(1).sum(1).tolist()
                 self.results.add(line | {"kept_entries": count} for line, count in zip(lines, kept, strict=False))
 
-    def keeps(self, reading: Reading) -> torch.Tensor:
-        """bool [cells, layers, kv_heads, n]: everything, then every recipe at every budget."""
-        text = Text.of(self.model.tokenizer, reading.ids, reading.told.device)
+    def keeps(self, readings: Sequence[Reading]) -> torch.Tensor:
+        """bool [documents, cells, layers, kv_heads, n]: everything, then every recipe at every budget."""
+        told = torch.stack([reading.told for reading in readings])
+        text = Text.of_all(self.model.tokenizer, [reading.ids for reading in readings], told.device)
+        seen = {
+            observer: {name: torch.stack([reading.seen[observer][name] for reading in readings]) for name in names}
+            for observer, names in self.wanted.items()
+        }
         masks = []
         for recipe in self.recipes:
             ranking = None
             for budget in self.budgets:
                 if ranking is None or recipe.grow:
-                    ranking = recipe.ranking(reading.seen, reading.told, text, budget)
+                    ranking = recipe.ranking(seen, told, text, budget)
                 masks.append(ranking.keep(budget))
-        return torch.stack([torch.ones_like(masks[0]), *masks])
+        return torch.stack([torch.ones_like(masks[0]), *masks], 1)
 
     def _answered(
         self,
@@ -170,6 +176,7 @@ def main() -> None:
     options.add_argument("--groups", help="groups of recipes, all unless given", default="")
     options.add_argument("--recipes", help="names of recipes, divided by ;", default="")
     options.add_argument("--together", type=int, help="documents read together", default=0)
+    options.add_argument("--part", help="I/N: every N-th document, from number I on", default="0/1")
     options.add_argument("--deadline", type=float, default=1e9, help="seconds after which no document is begun")
     options.add_argument("--likelihood", action="store_true", help="nats of the right answer in place of answers")
     options.add_argument("--table", action="store_true", help="print the table of what is there and stop")
@@ -184,6 +191,7 @@ def main() -> None:
     started = time.monotonic()
     folders = [Results(folder) for folder in given.output]
     results = folders[0]
+    part, parts = (int(number) for number in given.part.split("/"))
     if not given.table:
         model = load_model(given.model)
         head = len(Seam.of(model.tokenizer, name=model.id).head_ids)
@@ -198,12 +206,11 @@ def main() -> None:
         together = given.together or (max(1, TOGETHER // given.tokens) if model.device.type == "cuda" else 1)
         tasks = [get(name) for name in given.tasks.split(",")]
         streams = [
-            list(task.samples(model.tokenizer, given.tokens, given.samples, given.seed, head_tokens=head))
+            list(task.samples(model.tokenizer, given.tokens, given.samples, given.seed, head_tokens=head))[part::parts]
             for task in tasks
         ]
-        for begin in range(
-            0, given.samples, together
-        ):  # tasks take turns, so that a run that is stopped has some of each
+        # tasks take turns, so that a run that is stopped has some of each
+        for begin in range(0, max(map(len, streams)), together):
             for task, samples in zip(tasks, streams, strict=True):
                 todo = [
                     sample for sample in samples[begin : begin + together] if study.missing(task, sample, given.seed)
@@ -213,6 +220,7 @@ def main() -> None:
                 for length in sorted({len(sample.document_ids) for sample in todo}):
                     study.measure(task, [sample for sample in todo if len(sample.document_ids) == length], given.seed)
                 print(f"{task.name} {begin}: {time.monotonic() - started:.0f} s", flush=True)
+        return
     asked = set(given.tasks.split(","))
     lines = [line for folder in folders for line in folder.read()]
     print(table((line for line in lines if line["task"] in asked and line["length"] == given.tokens), DEFAULT))

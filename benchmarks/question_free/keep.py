@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -27,24 +28,25 @@ class Rule:
 
 class Ranking:
     """The order in which one recipe keeps entries; a budget is a comparison of ranks. pooled, raw [layers, kv_heads, n]: ties of the first
-    are settled by the second. own: what decides in place of `pooled` about the part that every head has (alpha, least). Kept sets stay nested:
-    of both orders a larger budget takes more."""
+    are settled by the second; of several documents with one dimension more in front. own: what decides in place of `pooled` about the part
+    that every head has (alpha, least). Kept sets stay nested: of both orders a larger budget takes more."""
 
     def __init__(self, rule: Rule, pooled: Tensor, raw: Tensor, own: Tensor | None = None) -> None:
         self.rule = rule
-        layers, heads, n = pooled.shape
-        self.shape = (layers, heads, n)
+        *documents, layers, heads, n = pooled.shape
+        self.shape = pooled.shape
+        each = prod(documents)
         self.forced = forced_positions(n, rule.first, rule.last)
-        flat, ties = pooled.flatten(0, 1), raw.flatten(0, 1)
-        first = flat if own is None else own.flatten(0, 1)
+        flat, ties = pooled.reshape(-1, n), raw.reshape(-1, n)
+        first = flat if own is None else own.reshape(-1, n)
         self.in_head = inverse(head_order(first, self.forced, ties))
-        self.groups = {"uniform": layers * heads, "head-adaptive": layers, "model-wide": 1}[rule.name]
+        self.groups = each * {"uniform": layers * heads, "head-adaptive": layers, "model-wide": 1}[rule.name]
         self.among = self.in_head if rule.name == "uniform" else layer_ranks(flat, self.forced, ties, self.groups)
-        self.in_layer = layer_ranks(flat, self.forced, ties, layers) if rule.layer_share else None
+        self.in_layer = layer_ranks(flat, self.forced, ties, each * layers) if rule.layer_share else None
 
     def keep(self, budget: float | int) -> Tensor:
-        """bool [layers, kv_heads, n]."""
-        _, heads, n = self.shape
+        """bool, in the shape of `pooled`."""
+        heads, n = self.shape[-2:]
         kept = kept_count(budget, n, len(self.forced))
         if self.rule.name == "uniform":
             return (self.in_head < kept).view(self.shape)

@@ -22,6 +22,7 @@ from dropkv.methods import Method
 from dropkv.methods._base import MAX_MAX, probability
 from dropkv.models import Model
 
+TOLD_TOKENS = 12_288  # tokens whose logits a GPU holds at once
 TOP = 4  # queries whose mean counts in the "top" statistics
 
 
@@ -57,6 +58,13 @@ class Glance:
         return self.odds * self._view(self.block.squared_distance_projected().clamp_(min=0).sqrt_())
 
     @cached_property
+    def value(self) -> Tensor:
+        """||v W_O|| of each query head's own slice [kv heads, G, 1, keys]."""
+        projected = self.block.keys.projected
+        assert projected is not None
+        return projected[..., -2].sqrt().unsqueeze(2)
+
+    @cached_property
     def length(self) -> Tensor:
         """||a|| [kv heads, G, queries, 1]."""
         return self._view(self.block.output.norm(dim=-1, keepdim=True))
@@ -66,6 +74,7 @@ Look = Callable[[Glance], Tensor]
 LOOKS: dict[str, Look] = {
     "step": lambda glance: glance.step,
     "p": lambda glance: glance.p,
+    "p-value": lambda glance: glance.p * glance.value,
     "p-distance": lambda glance: glance.p * glance.distance,
     "step-wo": lambda glance: glance.step_behind,
     "step-rel": lambda glance: glance.step / glance.length.clamp(min=1e-6),
@@ -141,7 +150,7 @@ class Watch:
 
     def method(self) -> Method:
         """What makes a prefill call this watch."""
-        projected = any(one.look == "step-wo" for one in self.statistics)
+        projected = any(one.look in ("step-wo", "p-value") for one in self.statistics)
         return Method(
             "watch",
             "statistics",
@@ -229,9 +238,13 @@ def told_by(model: Model, documents: Sequence[Sequence[int]]) -> Tensor:
     n = len(documents[0])
     positions = torch.arange(n, device=model.device).unsqueeze(0)
     losses = torch.zeros((len(documents), n), device=model.device)
+    together = max(1, TOLD_TOKENS // n) if model.device.type == "cuda" else 1
     with torch.inference_mode():
-        for number, document in enumerate(documents):
-            ids = torch.tensor([list(document)], device=model.device)
-            logits = run_logits(model.network, ids, positions, Plain(), keep=0)[0, :-1]
-            losses[number, 1:] = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+        for begin in range(0, len(documents), together):
+            ids = torch.tensor(
+                [list(document) for document in documents[begin : begin + together]], device=model.device
+            )
+            logits = run_logits(model.network, ids, positions.expand(len(ids), -1), Plain(), keep=0)[:, :-1]
+            nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+            losses[begin : begin + together, 1:] = nats.view(len(ids), -1)
     return losses

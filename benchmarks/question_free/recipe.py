@@ -15,7 +15,7 @@ from dropkv.methods import Pool
 
 TINY = 1e-12
 SHARED = Rule()
-Seen = Mapping[str, Mapping[str, Tensor]]  # observer -> statistic -> [layers, kv_heads, G, n]
+Seen = Mapping[str, Mapping[str, Tensor]]  # observer -> statistic -> [..., layers, kv_heads, G, n]
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Part:
     power: float = 1.0
 
     def of(self, seen: Seen) -> Tensor:
-        """float32 [layers, kv_heads, n] from statistics [layers, kv_heads, G, n]."""
+        """float32 [..., layers, kv_heads, n] from statistics [..., layers, kv_heads, G, n]."""
         x = seen[self.observer][self.statistic].float()
-        x = x.amax(2) if self.group == "max" else x.mean(2)
+        x = x.amax(-2) if self.group == "max" else x.mean(-2)
         return x if self.power == 1.0 else x.pow(self.power)
 
 
@@ -43,7 +43,8 @@ class Recipe:
 
     parts: put together by `fuse`: "max", "mean", "product", or "ranks", the mean of their ranks inside each head.
     surprise: times the token's own nats, at most so many (0: not at all).
-    balance: over the "mean", "max" or 90 % point ("high") of each "head" or "layer", to the power `balance_power`; "head ranks": ranks.
+    balance: over the "mean", "max" or 90 % point ("high") of each "head" or "layer", to the power `balance_power`; "head ranks": ranks;
+    "pooled mean": over the sum of the layer's pooled scores (arXiv 2605.07234).
     floor: an entry counts at least so many times its head's mean.
     pool: steps, "max 5" or "mean 5" along the tokens, "words max|sum|l2|mean" and "sentences ..." inside those runs.
     together: times the token's standing to this power: the mean of `standing` over all heads of all layers, pooled by `standing_pool`. Heads
@@ -87,36 +88,42 @@ class Recipe:
         return {(part.observer, part.statistic) for part in parts}
 
     def ranking(self, seen: Seen, told: Tensor, text: Text, budget: float = 0.05) -> Ranking:
-        """The order in which a document's entries are kept. told float32 [n]: nats of its tokens. budget: what `grow` goes by."""
+        """The order in which a document's entries are kept. told float32 [n]: nats of its tokens. budget: what `grow` goes by. Of several
+        documents of one length at once: everything with one dimension more in front."""
         raw = self._scores(seen, told)
         pooled = _pooled(self._balanced(raw), self.pool, text)
+        if self.balance == "pooled mean":
+            pooled = pooled / pooled.sum((-2, -1), keepdim=True).clamp(min=TINY)
         if self.floor:
             pooled = pooled.maximum(self.floor * pooled.mean(-1, keepdim=True))
         if self.together:
-            standing = told.view(1, 1, -1) if self.standing is None else self._standing(self.standing.of(seen))
+            nats = told[..., None, None, :]
+            standing = nats if self.standing is None else self._standing(self.standing.of(seen))
             standing = _pooled(standing, self.standing_pool, text)
             pooled = pooled * standing.clamp(min=TINY).pow(self.together)
         if self.heads:
             means = raw.mean(-1)
             share = min(1.0, self.heads * (budget / 0.05) ** self.grow)
-            least = means.flatten().topk(max(1, round(share * means.numel()))).values[-1]
-            pooled = pooled * (means >= least).unsqueeze(-1)
+            flat = means.flatten(-2)
+            least = flat.topk(max(1, round(share * flat.shape[-1]))).values[..., -1:]
+            pooled = pooled * (means >= least.unsqueeze(-1)).unsqueeze(-1)
         if self.fade:
             means = raw.mean(-1)
-            place = (-means.flatten()).argsort().argsort().view_as(means)
-            pooled = pooled * torch.exp2(-place / (self.fade * means.numel())).unsqueeze(-1)
+            flat = means.flatten(-2)
+            place = (-flat).argsort(-1).argsort(-1).view_as(means)
+            pooled = pooled * torch.exp2(-place / (self.fade * flat.shape[-1])).unsqueeze(-1)
         if self.seed:
             best = self.seed_part.of(seen).topk(min(self.seed, raw.shape[-1]), -1).indices
             pooled = pooled.scatter(-1, best, torch.finfo(torch.float32).max)
         return Ranking(self.rule, pooled, raw, None if self.own is None else self.own.of(seen))
 
     def _standing(self, x: Tensor) -> Tensor:
-        """Means over heads, [1, 1, n] or [layers, 1, n]."""
-        own = x.mean(1, keepdim=True)
+        """Means over heads, [..., 1, 1, n] or [..., layers, 1, n]."""
+        own = x.mean(-2, keepdim=True)
         if self.scope == "model":
-            return own.mean(0, keepdim=True)
+            return own.mean(-3, keepdim=True)
         if self.scope == "so far":
-            own = own.cumsum(0) / torch.arange(1, len(own) + 1, device=x.device).view(-1, 1, 1)
+            own = own.cumsum(-3) / torch.arange(1, own.shape[-3] + 1, device=x.device).view(-1, 1, 1)
         return own
 
     def _scores(self, seen: Seen, told: Tensor) -> Tensor:
@@ -125,16 +132,16 @@ class Recipe:
             parts = [_ranks(part) for part in parts]
         x = torch.stack(parts)
         x = x.amax(0) if self.fuse == "max" else x.prod(0) if self.fuse == "product" else x.mean(0)
-        return x * told.clamp(max=self.surprise) if self.surprise else x
+        return x * told[..., None, None, :].clamp(max=self.surprise) if self.surprise else x
 
     def _balanced(self, x: Tensor) -> Tensor:
         """Scores made comparable between heads or layers."""
-        if not self.balance:
+        if self.balance in ("", "pooled mean"):
             return x
         where, by = self.balance.split()
         if by == "ranks":
             return _ranks(x)
-        whole = x if where == "head" else x.flatten(1).unsqueeze(1)
+        whole = x if where == "head" else x.flatten(-2).unsqueeze(-2)
         if by == "mean":
             level = whole.mean(-1, keepdim=True)
         elif by == "max":

@@ -7,6 +7,7 @@ from dataclasses import replace
 from benchmarks.question_free.bases import AROUND, AROUNDS, STEP, TOLD, P, each, rules, scores
 from benchmarks.question_free.keep import Rule
 from benchmarks.question_free.recipe import Part, Recipe
+from benchmarks.question_free.streaming import streaming
 from benchmarks.question_free.together import together
 
 DEFAULT = "default"
@@ -69,9 +70,10 @@ def groups(head_tokens: int) -> dict[str, list[Recipe]]:
         "step/copy",
     )
     tolds = ("p/told", "p-distance/told", "step-wo/told", "step-rel/told")
+    today = Recipe(DEFAULT, (STEP,), pool=("max 5",), rule=default)
     return {
         "today": [
-            Recipe(DEFAULT, (STEP,), pool=("max 5",), rule=default),
+            today,
             Recipe("default, p", (P,), pool=("max 5",), rule=default),
             wide,
             Recipe("p", (P,)),
@@ -113,4 +115,5 @@ def groups(head_tokens: int) -> dict[str, list[Recipe]]:
                 ("head ranks", 1),
             ]
         ],
+        "streaming": streaming(today),
     } | together()

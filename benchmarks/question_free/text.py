@@ -15,7 +15,7 @@ How = Literal["max", "sum", "l2", "mean"]
 
 @dataclass(frozen=True)
 class Text:
-    """A document's tokens in runs: int64 [n], the number of the run that each token is in.
+    """A document's tokens in runs: int64 [n], the number of the run that each token is in; of several documents [documents, 1, 1, n].
 
     words: a token that starts with a letter or digit goes on with the one before it when that ends with one, so a number is one run also where
     its digits are tokens of their own. sentences: end after . ! ? or a line break.
@@ -36,17 +36,24 @@ class Text:
             sentences.append(sentences[-1] + ended)
         return cls(torch.tensor(words, device=device), torch.tensor(sentences, device=device))
 
+    @classmethod
+    def of_all(cls, tokenizer: Any, documents: Sequence[Sequence[int]], device: torch.device) -> Text:
+        """The runs of documents of one length."""
+        home = torch.device("cpu")
+        texts = [cls.of(tokenizer, ids, home) for ids in documents]
+        words, sentences = (torch.stack([getattr(text, kind) for text in texts]) for kind in ("words", "sentences"))
+        return cls(*(runs[:, None, None].to(device) for runs in (words, sentences)))
+
 
 def pooled_in_runs(x: Tensor, runs: Tensor, how: How) -> Tensor:
     """x [..., n] >= 0 with every entry replaced by its run's largest value, sum, root of the sum of squares, or mean."""
-    count = int(runs.max()) + 1
     index = runs.expand_as(x)
-    whole = x.new_zeros((*x.shape[:-1], count))
+    whole = torch.zeros_like(x)  # there are no more runs than tokens
     if how == "max":
         return whole.scatter_reduce(-1, index, x, "amax").gather(-1, index)
     whole = whole.scatter_add(-1, index, x.square() if how == "l2" else x)
     if how == "l2":
         whole = whole.sqrt()
     if how == "mean":
-        whole = whole / torch.bincount(runs, minlength=count)
+        whole = whole / torch.zeros_like(x).scatter_add(-1, index, torch.ones_like(x)).clamp(min=1)
     return whole.gather(-1, index)

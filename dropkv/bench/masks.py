@@ -11,21 +11,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dropkv.budgets import Kept, floor_of, head_order, inverse, kept_count, layer_ranks
+from dropkv.budgets import Kept, floor_of, head_order, inverse, kept_count, layer_ranks, order_of
 from dropkv.layer_budgets import pyramid_counts, share_counts
 from dropkv.methods import Method
+from dropkv.methods._base import Together
 from dropkv.methods._choice import preferences, second_stage
 from dropkv.methods._layer import LayerScores
+from dropkv.methods._together import Orders
+from dropkv.words import Words
 
 
 class Masks:
     """Kept sets of one method over the layers that have a budget; every layer has the same KV heads.
 
     documents: the KV heads are those of so many documents, one document after another; their layers become those of one document after another.
+    words: each document's, for methods that need them; without, every token is one.
     """
 
-    def __init__(self, method: Method, layers: Sequence[LayerScores], documents: int = 1) -> None:
-        self.method = method
+    def __init__(
+        self, method: Method, layers: Sequence[LayerScores], documents: int = 1, words: Sequence[Words] = ()
+    ) -> None:
+        self.method, self.words = method, words
         self.documents = documents
         self.raw = self._apart(torch.stack([scores.raw for scores in layers]).float())  # [all layers, kv_heads, n]
         beside = [scores.beside for scores in layers if scores.beside is not None]
@@ -89,11 +95,14 @@ class Masks:
     @property
     def _groups(self) -> int:
         """How many times a budget is shared: a layer's, or a document's."""
-        return self.documents if self.method.rule == "model-wide" else len(self.raw)
+        return self.documents if self.method.rule in ("model-wide", "two orders") else len(self.raw)
 
     def _ranked(self, kept: int) -> tuple[Tensor, Tensor]:
         """Ranks [layers, kv_heads, n] inside the head, and among all that share a budget (the layer, or the model)."""
         if self._ranks is not None:
+            return self._ranks
+        if self.method.together is not None:
+            self._ranks = self._two_orders(self.method.together)
             return self._ranks
         method, shape = self.method, self.raw.shape
         pooled = method.comparable(self.scores, kept, self.forced).flatten(0, 1)
@@ -105,6 +114,25 @@ class Masks:
         if method.ranked is None:  # otherwise the ranks belong to this budget alone
             self._ranks = (in_head, among)
         return in_head, among
+
+    def _two_orders(self, together: Together) -> tuple[Tensor, Tensor]:
+        """Ranks in the own order of every head, and in the order that the heads of a document share: what `TwoOrders` chooses by."""
+        shape, heads = self.raw.shape, self.raw.shape[0] // self.documents * self.raw.shape[1]
+        assert self.scores.beside is not None
+        parts = zip(self.raw.chunk(self.documents), self.scores.beside.chunk(self.documents, 1), strict=True)
+        words = list(self.words) or [Words.alone(self.raw.shape[2], self.raw.device)] * self.documents
+        orders = (Orders(together, self.method.pool, own) for own in words)
+        made = [own.add_all(LayerScores(*part)) for own, part in zip(orders, parts, strict=True)]
+        own, shared, _, level = (torch.cat(one) for one in zip(*made, strict=True))
+        place = inverse(head_order(own.flatten(0, 1), self.forced, self.raw.flatten(0, 1))).view(shape)
+        by_level = torch.sort(level.double().view(self.documents, heads), descending=True, stable=True).indices
+        sharing = max(1, round(together.heads * heads)) if together.heads else heads
+        outside = (inverse(by_level) >= sharing).view(*shape[:2], 1).expand(shape)
+        # the heads that share come first
+        order = order_of(shared.view(self.documents, -1), self.raw.view(self.documents, -1))
+        behind = outside.reshape(self.documents, -1).gather(1, order).byte()
+        order = order.gather(1, torch.sort(behind, dim=1, stable=True).indices)
+        return place, inverse(order).view(shape)
 
 
 def mask_of(layers: Sequence[Kept], shape: Sequence[int], device: torch.device) -> Tensor:

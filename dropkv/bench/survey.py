@@ -19,6 +19,7 @@ from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
 from dropkv.prefill import read_together
 from dropkv.prompts import Seam
+from dropkv.words import Words
 
 SLICE = 8192  # document tokens a layer computes at once; the models measured are small
 
@@ -48,10 +49,12 @@ class Collector:
 class Together:
     """What the prefills of some documents of one length have left: the scores of (observer, method) pairs, of all documents at once."""
 
-    def __init__(self, model: Model, n: int, documents: int) -> None:
-        self.documents = documents
-        self.shape = (len(model.geometry), max(layer.kv_heads for layer in model.geometry), n)
+    def __init__(self, model: Model, documents: Sequence[Sequence[int]]) -> None:
+        self.documents = len(documents)
+        self.shape = (len(model.geometry), max(layer.kv_heads for layer in model.geometry), len(documents[0]))
         self.device = model.device
+        self._tokenizer, self._ids = model.tokenizer, documents
+        self._words: list[Words] = []
         self._full = [index for index, layer in enumerate(model.geometry) if layer.kind == "full"]
         self._methods: dict[tuple[str, str], Method] = {}
         self._layers: dict[tuple[str, str], list[LayerScores]] = {}
@@ -69,7 +72,9 @@ class Together:
 
     def keep(self, observer: str, method: str, budgets: Sequence[float]) -> Iterator[Tensor]:
         """For every budget what a method keeps of all documents, bool [documents, layers, kv_heads, n]; sliding layers keep everything."""
-        masks = Masks(self._methods[observer, method], self._layers[observer, method], self.documents)
+        if not self._words and "words" in self._methods[observer, method].needs:
+            self._words = [Words.of(self._tokenizer, ids, self.device) for ids in self._ids]
+        masks = Masks(self._methods[observer, method], self._layers[observer, method], self.documents, self._words)
         for budget in budgets:
             kept = masks.keep(budget)
             kept = kept.view(self.documents, -1, *kept.shape[1:])
@@ -128,7 +133,7 @@ def survey(
     """
     known = set(methods.names())
     n = len(documents[0])
-    together = Together(model, n, len(documents))
+    together = Together(model, documents)
     results = [Survey(together, number) for number in range(len(documents))]
     pairs_of: dict[str, set[tuple[str, str]]] = {"window": set(), "replay": set()}
     replayed = any(observer == "replay" for observer, _ in wanted)

@@ -122,6 +122,7 @@ KINDS: dict[tuple[Weight | None, str], tuple[Kind, ...]] = {
     ("p", "mean+200var"): ("mean p", "var p"),
     ("entropy", "sum"): ("entropy",),
     ("along", "max"): ("max along",),
+    ("odds", "sum"): ("sum of steps",),
     ("step", "max"): ("max step",),
     ("step", "ema"): ("ema step",),
     ("smoothed", "max"): ("max smoothed",),

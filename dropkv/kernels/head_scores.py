@@ -31,11 +31,14 @@ from dropkv.kernels.window_attend import (
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
-Kind = Literal["max p", "mean p", "var p", "entropy", "max along", "max step", "ema step", "max smoothed"]
-"""max, mean and unbiased variance of p over the queries; sum of -p ln(p + 1e-10); the largest p <a, v>; of p / (1 - p + eps) * ||(a - v) R||
+Kind = Literal[
+    "max p", "mean p", "var p", "entropy", "max along", "sum of steps", "max step", "ema step", "max smoothed"
+]  # fmt: skip
+"""max, mean and unbiased variance of p over the queries; sum of -p ln(p + 1e-10); the largest p <a, v>; the sum of p / (1 - p + eps) * ||a - v||;
+of p / (1 - p + eps) * ||(a - v) R||
 the largest and the moving average, newest query last; the largest p averaged over 5 neighbours and scaled to its query's own mass."""
 
-ORDER: tuple[Kind, ...] = ("max p", "mean p", "var p", "entropy", "max along", "max step", "ema step")
+ORDER: tuple[Kind, ...] = ("max p", "mean p", "var p", "entropy", "max along", "sum of steps", "max step", "ema step")
 
 
 def head_scores(
@@ -78,16 +81,17 @@ def head_scores(
     if asked and count:
         out = torch.empty((len(asked), kv_heads, group, count), dtype=torch.float32, device=q.device)
         along, step = "max along" in kinds, "max step" in kinds or "ema step" in kinds
-        outputs = attention.outputs if along or step else sums
+        summed = "sum of steps" in kinds
+        outputs = attention.outputs if along or step or summed else sums
         turned, lengths, gaps, keys, shares = sums, sums, sums, sums, sums
         if step:
             assert roots is not None and attention.residuals is not None and attention.outputs is not None
             turned, lengths, gaps, keys = _projected(attention.outputs, attention.residuals, v[:, :count], roots)
             shares = _shares(m, q.device)
         _scores[tiles](
-            q, k, v, outputs, sums, attention.loud, attention.loud_odds, turned, lengths, gaps, keys, shares, out, inner, outer,
+            q, k, v, outputs, sums, attention.loud, attention.loud_odds, attention.loud_gap, turned, lengths, gaps, keys, shares, out, inner, outer,
             *strides, v.stride(0), v.stride(1), n, count, m, group, out.stride(0), DV=d_v, BDV=width_of(d_v), BM=tile.rows, BN=tile.keys,
-            MAX="max p" in kinds, SPREAD=spread, ENTROPY="entropy" in kinds, ALONG=along,
+            MAX="max p" in kinds, SPREAD=spread, ENTROPY="entropy" in kinds, ALONG=along, SUM=summed,
             STEP="max step" in kinds, EMA_STEP="ema step" in kinds, num_warps=tile.warps, num_stages=tile.stages, **sizes,
         )  # fmt: skip
         found.update(zip(asked, out, strict=True))
@@ -142,9 +146,8 @@ def _weights(
 
 
 @triton.jit
-def _against(v, X, place, inside, PRECISION: tl.constexpr):
-    """Products of values [keys, d_v] with float32 rows of X [queries, d_v], which go in as two numbers of V's type."""
-    x = tl.load(X + place, mask=inside, other=0.0)
+def _against(v, x, PRECISION: tl.constexpr):
+    """Products of values [keys, d_v] with float32 rows x [queries, d_v], which go in as two numbers of V's type."""
     high = x.to(v.dtype)
     product = tl.dot(v, tl.trans(high), input_precision=PRECISION)
     if v.dtype != tl.float32:
@@ -154,11 +157,12 @@ def _against(v, X, place, inside, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "count", "m", "group"])
 def _scores(
-    Q, K, V, A, LSE, LOUD, LOUD_ODDS, TURNED, LENGTHS, GAPS, SQUARES, SHARES, OUT, inner, outer,
+    Q, K, V, A, LSE, LOUD, LOUD_ODDS, LOUD_GAP, TURNED, LENGTHS, GAPS, SQUARES, SHARES, OUT, inner, outer,
     q_head, q_group, q_query, k_head, k_key, v_head, v_key, n, count, m, group, out_kind,
     D: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
     DV: tl.constexpr, BDV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    MAX: tl.constexpr, SPREAD: tl.constexpr, ENTROPY: tl.constexpr, ALONG: tl.constexpr, STEP: tl.constexpr, EMA_STEP: tl.constexpr,
+    MAX: tl.constexpr, SPREAD: tl.constexpr, ENTROPY: tl.constexpr, ALONG: tl.constexpr, SUM: tl.constexpr, STEP: tl.constexpr,
+    EMA_STEP: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
     kv_head = head // group
@@ -167,7 +171,7 @@ def _scores(
     k = tile_of(K + kv_head * k_head, k_key, lines, count, tl.arange(0, BD), D, BD)
     v = k
     squares = tl.zeros([BN], tl.float32)
-    if ALONG or STEP or EMA_STEP:
+    if ALONG or SUM or STEP or EMA_STEP:
         v = tile_of(V + kv_head * v_head, v_key, lines, count, value_width, DV, BDV)
     if STEP or EMA_STEP:
         squares = tl.load(SQUARES + head * count + lines, mask=lines < count, other=0.0)
@@ -178,7 +182,12 @@ def _scores(
     entropy = largest
     farthest = largest
     moving = largest
+    summed = largest
     along = tl.full([BN], -float("inf"), tl.float32)
+    own_squares = largest
+    if SUM:
+        wide = v.to(tl.float32)
+        own_squares = tl.sum(wide * wide, 1)
     for start in range(0, m, BM):
         query = start + tl.arange(0, BM)
         real = query < m
@@ -217,16 +226,24 @@ def _scores(
         index = head * m + query
         place = index[:, None] * DV + value_width[None, :]
         inside = real[:, None] & (value_width < DV)[None, :]
-        if ALONG:
-            part = tl.where(real[None, :], p * _against(v, A, place, inside, PRECISION), -float("inf"))
-            along = tl.maximum(along, tl.max(part, 1))
-        if STEP or EMA_STEP:
+        if SUM or STEP or EMA_STEP:
             loud = tl.load(LOUD + index, mask=real, other=-1)
             here = lines[:, None] == loud[None, :]
             odds = p / (tl.maximum(1.0 - p, 0.0) + EPS)
             odds = tl.where(here, tl.load(LOUD_ODDS + index, mask=real, other=0.0)[None, :], odds)
+        if ALONG or SUM:
+            a = tl.load(A + place, mask=inside, other=0.0)
+            product = _against(v, a, PRECISION)
+            if ALONG:
+                along = tl.maximum(along, tl.max(tl.where(real[None, :], p * product, -float("inf")), 1))
+            if SUM:
+                distance = tl.maximum(own_squares[:, None] + tl.sum(a * a, 1)[None, :] - 2.0 * product, 0.0)
+                distance = tl.where(here, tl.load(LOUD_GAP + index, mask=real, other=0.0)[None, :], distance)
+                summed += tl.sum(odds * tl.sqrt(distance), 1)
+        if STEP or EMA_STEP:
             length = tl.load(LENGTHS + index, mask=real, other=0.0)
-            distance = squares[:, None] + length[None, :] - 2.0 * _against(v, TURNED, place, inside, PRECISION)
+            turned = tl.load(TURNED + place, mask=inside, other=0.0)
+            distance = squares[:, None] + length[None, :] - 2.0 * _against(v, turned, PRECISION)
             distance = tl.where(here, tl.load(GAPS + index, mask=real, other=0.0)[None, :], tl.maximum(distance, 0.0))
             distance = odds * odds * distance
             if STEP:
@@ -247,6 +264,9 @@ def _scores(
         out += out_kind
     if ALONG:
         tl.store(out, along, mask=mask)
+        out += out_kind
+    if SUM:
+        tl.store(out, summed, mask=mask)
         out += out_kind
     if STEP:
         tl.store(out, tl.sqrt(farthest), mask=mask)

@@ -15,6 +15,7 @@ from dropkv.kernels.dispatch import run_jobs
 from dropkv.kernels.reduce import MAX_MAX, SUM_MEAN, Reduction
 from dropkv.kernels.score import Block, Job, Observed, Weight, score_jobs
 from dropkv.methods._layer import Gathered, LayerContext, LayerScores
+from dropkv.words import Words
 
 __all__ = [
     "MAX_MAX",
@@ -27,12 +28,13 @@ __all__ = [
     "Method",
     "Pool",
     "Reduction",
+    "Together",
     "observe_all",
     "score_all",
 ]
 
-Rule = Literal["uniform", "head-adaptive", "model-wide", "layer-pyramid", "cake-layers"]
-Need = Literal["output projection", "all queries", "query statistics", "replay"]
+Rule = Literal["uniform", "head-adaptive", "model-wide", "layer-pyramid", "cake-layers", "two orders"]
+Need = Literal["output projection", "all queries", "query statistics", "replay", "words"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,16 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Together:
+    """How heads come to keep the same tokens (see `auto`). heads: the share of all heads that share a budget, 0 for all of them; balance: the
+    power of the head's mean that its scores are divided by; scope: the layers whose attention says what a token stands for."""
+
+    heads: float = 0.4
+    balance: float = 1.0
+    scope: Literal["so far", "layer"] = "so far"
+
+
+@dataclass(frozen=True)
 class Method:
     """One way of choosing what is kept.
 
@@ -76,7 +88,8 @@ class Method:
     pooling is done. A layer's are [kv_heads, n]; with a dimension of layers in front every layer is ranked for itself.
     projected: lengths are measured behind the output projection. two_stages: CriticalKV's selection inside a head. recent_half: the newest
     half of the budget is kept whatever its score. fused: what `observed` is called in the kernels of window_score.py and head_scores.py, where
-    it is one of theirs. needs: what has to be collected beside keys, values and observation queries.
+    it is one of theirs. needs: what has to be collected beside keys, values and observation queries. together: how heads come to keep the same
+    tokens, for the rule "two orders" (see `auto`); such methods are made for replays as they are.
     """
 
     name: str
@@ -102,6 +115,7 @@ class Method:
     budget_bound: bool = False
     fused: Weight | None = None
     needs: frozenset[Need] = frozenset()
+    together: Together | None = None
 
     @property
     def nested(self) -> bool:
@@ -141,13 +155,13 @@ class Method:
             scores = self.observe(context.window(projected=self.projected), context)
         return scores if self.finish is None else self.finish(scores, context)
 
-    def choose(self, layers: Sequence[LayerScores], budget: float | int) -> list[Kept]:
-        """The kept entries of all layers that have a budget (full attention), from their scores in layer order."""
+    def choose(self, layers: Sequence[LayerScores], budget: float | int, words: Words | None = None) -> list[Kept]:
+        """The kept entries of all layers that have a budget (full attention), from their scores in layer order. words: the document's."""
         from dropkv.methods._choice import Choice  # which knows methods
 
         n = layers[0].raw.shape[1]
         kept = n if self.keeps_all else kept_count(budget, n, len(self.forced(n)))
-        choice = Choice(self, kept, [scores.raw.shape[0] for scores in layers], n)
+        choice = Choice(self, kept, [scores.raw.shape[0] for scores in layers], n, words)
         for scores in layers:
             choice.add(scores)
         return choice.finish()
@@ -159,7 +173,7 @@ class Method:
     def under_replay(self, head_tokens: int) -> Method:
         """The same score for replayed queries (METHODS, "What an observer changes"): the largest contribution of any query of any head counts,
         unsquared; template head and first 4 tokens and the last 4 are kept. Scores that need no queries stay as they are."""
-        if self.observed is None:
+        if self.observed is None or self.together is not None:
             return self
         inherent = ("last", "mean+200var")  # reductions that are the formula itself
         queries = self.reduction.queries if self.reduction.queries in inherent else "max"
@@ -257,6 +271,10 @@ def odds_times_distance(block: Block, power: int) -> Tensor:
 def probability(block: Block, power: int) -> Tensor:
     """p, the attention probability itself."""
     return block.probability()
+
+
+LARGEST_P = Job(lambda block: block.probability(), MAX_MAX, weight="p")
+SUM_OF_STEPS = Job(lambda block: odds_times_distance(block, 1), Reduction("sum", "max"), weight="odds")
 
 
 def unit(x: Tensor) -> Tensor:

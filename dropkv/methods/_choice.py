@@ -10,6 +10,9 @@ from dropkv.budgets import Kept, recent_half, select, two_stages
 from dropkv.kernels.dispatch import select_on_gpu
 from dropkv.layer_budgets import BestSoFar, SharedLayers, pyramid_counts
 from dropkv.methods._base import LayerScores, Method
+from dropkv.methods._together import Orders
+from dropkv.two_orders import TwoOrders
+from dropkv.words import Words
 
 STAGE_TWO_EPS = 1e-4  # CriticalKV: so that a token without attention still counts by its value
 
@@ -19,15 +22,20 @@ class Choice:
 
     kept: entries per KV head on average. heads: KV heads of every layer. Rules inside a layer are done with it at once; rules that share
     entries among layers hold candidates, and `add` may take some of an earlier layer's away again, always from the end of a head's order.
+    words: the document's, for methods that pool by them; without, every token is one.
     """
 
-    def __init__(self, method: Method, kept: int, heads: Sequence[int], n: int) -> None:
+    def __init__(self, method: Method, kept: int, heads: Sequence[int], n: int, words: Words | None = None) -> None:
         self.method, self.kept, self.heads, self.n = method, kept, tuple(heads), n
         self.forced = method.forced(n)
         self._done: list[Kept] = []
-        self._shared: BestSoFar | SharedLayers | None = None
+        self._shared: BestSoFar | SharedLayers | TwoOrders | None = None
+        self._orders: Orders | None = None
         if self.heads and method.rule == "model-wide":  # also where all is kept: admit is a matter of all layers
             self._shared = BestSoFar(kept, n, self.forced, sum(self.heads), method.alpha)
+        if self.heads and method.together is not None:
+            self._shared = TwoOrders(kept, n, self.forced, sum(self.heads), method.alpha, method.together.heads)
+            self._orders = Orders(method.together, method.pool, words)
         if kept < n and method.rule == "cake-layers":
             self._shared = SharedLayers(kept, n, self.forced, len(self.heads))
 
@@ -36,6 +44,10 @@ class Choice:
         if self._shared is None:
             self._done.append(self._inside(scores))
             return self._done[-1]
+        if isinstance(self._shared, TwoOrders):
+            assert self._orders is not None
+            self._shared.add(*self._orders.add(scores))
+            return self._shared.candidates()[-1]
         ranked = self.method.comparable(scores, self.kept, self.forced)
         if isinstance(self._shared, BestSoFar):
             self._shared.add(ranked, scores.raw)

@@ -26,6 +26,7 @@ NEEDS = {
     "all queries": "attention of every document token",
     "query statistics": "mean and covariance of queries before RoPE",
     "replay": "the replay observer",
+    "words": "the tokenizer's pieces",
 }
 
 RULES = """
@@ -38,6 +39,8 @@ Inside a head: always-kept entries first (newest first), then by pooled score, t
   whole layer, alpha 1 is uniform.
 * model-wide: the same over the heads of all layers. After each layer only the best so far are held, so no layer's full cache stays.
 * layer-pyramid: a falling number per layer, `kept` on average (see `pyramidkv`).
+* two orders: every head keeps its first max(f, floor(alpha * kept)) in an order of its own; what is left goes by another order that heads of
+  all layers share (see `auto`). After each layer only what can still be kept is held.
 * cake-layers: layers in proportion to entropy times variance of their attention (see `cake`).
 * two stages, newest half: see `criticalkv` and `h2o`.
 
@@ -49,7 +52,8 @@ cannot.
 * `tail` and `question:TEXT`: the last `--window` queries of the document, or of the question behind it, observe as the table says.
 * `replay` and `questions:FILE`: every token of every replay or question observes. Odds scores are not squared; the largest value of any query,
   head, replay and question counts (cake and tova keep their own reduction over one replay's queries); pooling is max 5; the template's head, the
-  first 4 and the last 4 tokens are always kept. Methods that need no observer stay as they are, and so does kvzip's lack of pooling.
+  first 4 and the last 4 tokens are always kept. Methods that need no observer stay as they are, and so do kvzip's lack of pooling and all of
+  `auto`, which is made for replays.
 """
 
 
@@ -85,7 +89,7 @@ def _row(method: Method) -> str:
 
 def _rule(method: Method) -> str:
     rule: str = method.rule
-    if method.rule in ("head-adaptive", "model-wide"):
+    if method.rule in ("head-adaptive", "model-wide", "two orders"):
         rule += f", alpha {method.alpha:g}"
     return rule + (", two stages" if method.two_stages else "") + (", newest half" if method.recent_half else "")
 

@@ -222,6 +222,46 @@ def test_balance_and_heads():
     assert sum(counts(balance="head ranks")) == 36 and min(counts(seed=4)) >= 4 > min(counts())
 
 
+def test_documents_ranked_together_are_ranked_alone(read):
+    model, seam, readings = read
+    every = [recipe for own in groups(len(seam.head_ids)).values() for recipe in own]
+    alone = [Text.of(model.tokenizer, reading.ids, model.device) for reading in readings]
+    text = Text.of_all(model.tokenizer, [reading.ids for reading in readings], model.device)
+    told = torch.stack([reading.told for reading in readings])
+    plain = [reading.seen["plain"] for reading in readings]
+    known = set(plain[0])
+    compared = 0
+    for recipe in every:
+        if {name for _, name in recipe.wanted} <= known and {observer for observer, _ in recipe.wanted} == {"replay"}:
+            both = {name: torch.stack([one[name] for one in plain]) for name in known}
+            keep = recipe.ranking({"replay": both}, told, text, 0.1).keep(0.3)
+            for number in range(2):
+                single = recipe.ranking({"replay": plain[number]}, told[number], alone[number], 0.1).keep(0.3)
+                assert torch.equal(keep[number], single), recipe.name
+            compared += 1
+    assert compared > 80
+
+
+def test_rivals_are_the_librarys_methods():
+    from dropkv.bench.survey import survey
+
+    model = tiny.model("llama")
+    seam = Seam.of(model.tokenizer, name=model.id)
+    head = len(seam.head_ids)
+    readings = read_documents(
+        model, seam, documents(), {"replay": Observer(chunk=50)}, {"replay": ["p/max", "p-value/max"]}
+    )
+    wanted = [("replay", "kvzip"), ("replay", "laprox")]
+    known = survey(model, seam, documents(), wanted, head_tokens=head, chunk=50, window=8, seeds=[0, 0])
+    recipes = {recipe.name: recipe for recipe in groups(head)["streaming"]}
+    for reading, surveyed in zip(readings, known, strict=True):
+        text = Text.of(model.tokenizer, reading.ids, model.device)
+        for name in ("kvzip", "laprox"):
+            keep = recipes[name].ranking(reading.seen, reading.told, text).keep(0.3)
+            want = surveyed.keep("replay", name, 0.3)
+            assert float((keep == want).float().mean()) > 0.999, name
+
+
 def test_every_candidate_has_its_name_and_can_be_ranked(read):
     model, seam, readings = read
     every = [recipe for own in groups(len(seam.head_ids)).values() for recipe in own]

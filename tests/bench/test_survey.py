@@ -15,6 +15,7 @@ from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
 from dropkv.prefill import prefill
 from dropkv.prompts import Seam
+from dropkv.words import Words
 from tests import tiny
 
 N, HEAD, CHUNK = 130, 6, 50
@@ -54,7 +55,9 @@ def test_masks_are_what_a_compression_keeps(surveyed, observer, name, budget):
     if observer == "replay":
         method, observation = method.under_replay(HEAD), plan_replays(seam, document(), HEAD, CHUNK)
     kept = kept_count(budget, N, len(method.forced(N)))
-    own = prefill(model, document(), observation, method, kept)
+    own = prefill(
+        model, document(), observation, method, kept, words=Words.of(model.tokenizer, document(), model.device)
+    )
     want = torch.zeros(3, 2, N, dtype=torch.bool)
     for layer, entries in enumerate(own.layers):
         heads = torch.repeat_interleave(torch.arange(2), entries.offsets.diff())

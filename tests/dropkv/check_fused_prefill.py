@@ -30,7 +30,8 @@ class Scores:
         self.found = []
 
     def full(self, layer, context, scores):
-        self.found.append(torch.stack([one.raw for one in scores]).double().cpu())
+        parts = [part for one in scores for part in (one.raw, *(() if one.beside is None else one.beside))]
+        self.found.append(torch.stack(parts).double().cpu())
 
     def sliding(self, layer, k, v):
         raise AssertionError
@@ -54,7 +55,7 @@ def main() -> None:
         ("questions", plan_questions(["a", "b"], questions, n, "q.txt")),
         ("tail", plan_tail(8, n)),
     ):
-        methods = [get("adadropkv"), get("snapkv")]
+        methods = [get("adadropkv"), get("snapkv"), *([get("auto")] if name == "questions" else [])]
         if name != "tail":
             methods = [method.under_replay(6) for method in methods]
         model.network.to(dtype).to(device)

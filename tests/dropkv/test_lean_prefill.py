@@ -19,7 +19,7 @@ from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
 from dropkv.prefill import prefill
 from dropkv.prompts import Seam
-from dropkv.replays import asks_for_odds
+from dropkv.replays import kind_of
 from dropkv.settings import CompressSettings
 from dropkv.spans import Cuts, Span
 from tests import tiny
@@ -181,17 +181,18 @@ def test_a_report_says_what_was_expected(tiny_llama):
 
 
 @pytest.mark.parametrize(
-    ("name", "odds"),
+    ("name", "kind"),
     [
-        ("adadropkv", True),
-        ("dropkv", True),
-        ("snapkv", False),
-        ("adakv", False),
-        ("kvzip", False),
-        ("criticalkv", False),
+        ("adadropkv", "step"),
+        ("dropkv", "step"),
+        ("auto", "every"),
+        ("snapkv", "p"),
+        ("adakv", "p"),
+        ("kvzip", "p"),
+        ("criticalkv", "p"),
         ("cake", None),
     ],
 )
-def test_the_kernels_for_replays_take_plain_maxima(name, odds):
-    assert asks_for_odds(get(name).under_replay(6)) is odds
-    assert asks_for_odds(get("dropkv")) is None  # a sum, as the tail has it
+def test_the_kernels_for_replays_take_plain_maxima(name, kind):
+    assert kind_of(get(name).under_replay(6)) == kind
+    assert kind_of(get("dropkv")) is None  # a sum, as the tail has it
