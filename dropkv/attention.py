@@ -318,16 +318,18 @@ def run_decoder(network: nn.Module, ids: Tensor, positions: Tensor, run: Run) ->
         decoder_of(network)(input_ids=ids, position_ids=positions, use_cache=False, **{RUN: run})
 
 
-def run_logits(network: nn.Module, ids: Tensor, positions: Tensor, run: Run, *, keep: int | Tensor = 1) -> Tensor:
+def run_logits(
+    network: nn.Module, ids: Tensor, positions: Tensor, run: Run, *, keep: int | Tensor = 1, widened: bool = True
+) -> Tensor:
     """Logits float32 [batch, keep, vocabulary] of the last `keep` tokens (0: all), or of those at the places int64 [keep], for ids and
-    positions int64 [batch, tokens]."""
+    positions int64 [batch, tokens]. widened: False leaves them in the network's type, which is enough to find the largest."""
     rows = (
         keep.tolist() if isinstance(keep, Tensor) else keep
     )  # a tensor might be on another device than the last layer
     with carried(network, run):
         out = network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows, **{RUN: run})
     logits: Tensor = out.logits
-    return logits.float() if logits.dtype != torch.float64 else logits
+    return logits.float() if widened and logits.dtype != torch.float64 else logits
 
 
 def plain_cache(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Any:

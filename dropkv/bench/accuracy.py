@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ ROW_TOKENS = {
     "cpu": 1_300_000,
     "cuda": 24_000_000,
 }  # document tokens that all answers of a batch see together: bounds masks and logits
+ROW_BYTES = 12 << 30  # of a batch's masks and of its answers' own keys and values, on a GPU
 TOGETHER = 32_768  # tokens of documents that a GPU prefills together
 
 Note = Callable[[str], None]
@@ -289,7 +291,10 @@ def _answer(
     computed = [cell for cell in cells if cell.method != "random-answer"]
     seconds = (time.perf_counter() - started) / len(asked)
     room = ROW_TOKENS.get(model.device.type, ROW_TOKENS["cpu"])
-    per_batch = max(1, room // (len(computed) * max(one.survey.n for one in asked)))
+    per_batch = room // (len(computed) * max(one.survey.n for one in asked))
+    if model.device.type == "cuda":
+        per_batch = min(per_batch, ROW_BYTES // (len(computed) * max(map(partial(_row_bytes, model), asked))))
+    per_batch = max(1, per_batch)
     for begin in range(0, len(asked), per_batch):
         part = asked[begin : begin + per_batch]
         keeps = kept_sets([one.survey for one in part], computed, len(seam.head_ids))
@@ -375,6 +380,13 @@ def kept_sets(surveys: Sequence[Survey], cells: Sequence[Cell], head_tokens: int
                 keep[:, place] = kept
         done[id(together)] = keep
     return [done[id(one.together)][one.number] for one in surveys]
+
+
+def _row_bytes(model: Model, asked: Asked) -> int:
+    """What one answer's mask and its own keys and values take."""
+    own = len(asked.tokens) + asked.sample.questions[asked.number].max_new_tokens
+    entry = sum(layer.kv_heads * (layer.d_k + layer.d_v) for layer in model.geometry) * model.dtype.itemsize
+    return asked.survey.n * sum(layer.kv_heads for layer in model.geometry) + own * entry
 
 
 def same_sets(keep: Tensor) -> list[int]:

@@ -38,7 +38,7 @@ class MaskedRun:
 
     keys, values: per layer [documents, kv_heads, n, d]. keep: bool [layers, documents, rows, kv_heads, n], or with counts, the rows of every
     document, [rows in all, layers, kv_heads, n]. The tail is [rows in all, kv_heads, capacity, d] per layer; `filled` int64 [1] is where the next
-    tokens go, `hidden` bool [rows in all, capacity] marks padding.
+    tokens go, `hidden` bool [rows in all, capacity] marks padding. kernels: whether those of Triton compute; None for where they can.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class MaskedRun:
         keep: Tensor,
         capacity: int,
         counts: Sequence[int] | None = None,
+        kernels: bool | None = None,
     ) -> None:
+        self.kernels = any_rows(model) if kernels is None else kernels
         self.keys, self.values = ([x.contiguous() for x in part] for part in (keys, values))
         if counts is None:
             counts = [keep.shape[2]] * keep.shape[1]
@@ -94,7 +96,7 @@ class MaskedRun:
         self.tail_values[layer].index_copy_(2, place, v)
         if layer == 0:
             self._seen = self._visible(place)
-        if q.is_cuda and softcap is None and max(q.shape[-1], v.shape[-1]) <= WIDEST:
+        if self.kernels and softcap is None:
             return self._by_kernel(layer, q, scale)
         if len(set(self.counts)) > 1:
             raise ValueError("every document needs the same number of rows where no kernel serves")
@@ -197,22 +199,23 @@ def answer_rows(
     max_new_tokens: int,
     graphs: bool = True,
     decided: Decided | None = None,
+    kernels: bool | None = None,
 ) -> list[list[int]]:
     """Greedy answers (token ids without the stop token) of all rows; those that `decided` says enough of may end early.
 
     keys, values: per layer [documents, kv_heads, n, d]. starts: per row, the position of its first token. Rows must name each document
-    equally often, except where `any_rows`. On a GPU the decode step is captured in a CUDA graph.
+    equally often, except where `any_rows`. kernels: as in `MaskedRun`. On a GPU the decode step is captured in a CUDA graph.
     """
     documents = keys[0].shape[0]
     order = sorted(range(len(rows)), key=lambda index: rows[index].document)
     counts = [0] * documents
     for row in rows:
         counts[row.document] += 1
-    if len(set(counts)) > 1 and not any_rows(model):
+    if len(set(counts)) > 1 and not (any_rows(model) if kernels is None else kernels):
         raise ValueError("every document needs the same number of rows")
     longest = max(len(row.tokens) for row in rows)
     keep = torch.stack([rows[index].keep for index in order]).to(model.device)  # [rows, layers, kv_heads, n]
-    run = MaskedRun(model, keys, values, keep, longest + max_new_tokens, counts)
+    run = MaskedRun(model, keys, values, keep, longest + max_new_tokens, counts, kernels)
     ids = torch.zeros((len(rows), longest), dtype=torch.int64)
     positions = torch.zeros((len(rows), longest), dtype=torch.int64)
     for place, index in enumerate(order):
@@ -273,7 +276,8 @@ class Decoding:
         return self.answers
 
     def _step(self) -> Tensor:
-        return run_logits(self.model.network, self.token, self.position, self.run)[:, -1].argmax(-1, keepdim=True)
+        logits = run_logits(self.model.network, self.token, self.position, self.run, widened=False)
+        return logits[:, -1].argmax(-1, keepdim=True)
 
     def _steps(self, count: int) -> None:
         graph: torch.cuda.CUDAGraph | None = None
@@ -309,7 +313,7 @@ class Decoding:
         left = [sum(not over[place] for place in places) for places in by_document]
         if max(left) == 0:
             return False
-        if not any_rows(self.model):
+        if not self.run.kernels:
             left = [max(left)] * len(left)
         chosen = [place for places, count in zip(by_document, left, strict=True) for place in places[:count]]
         at = torch.tensor(chosen, device=self.token.device)

@@ -8,8 +8,10 @@ import sys
 sys.path.insert(0, os.getcwd())
 import torch
 
+from dropkv.bench.answers import LOOK, Row, answer_rows
 from dropkv.kernels.masked_decode import masked_decode, tiles_of
 from dropkv.kernels.masked_prompt import kept_positions, masked_prompt
+from tests import tiny
 
 
 def definition(q, k, v, keep, tail_k, tail_v, seen, owners, scale):
@@ -25,6 +27,27 @@ def definition(q, k, v, keep, tail_k, tail_v, seen, owners, scale):
             values = torch.cat([v[document, own][kept], tail_v[row, own, :reach][visible]])
             out[row, head] = torch.softmax(keys @ q[row, head] * scale, 0) @ values
     return out
+
+
+def check_answers() -> None:
+    """Documents with different numbers of rows, some of which end early: every answer is that of its row alone on the plain path."""
+    model, n = tiny.model("llama"), 96
+    generator = torch.Generator().manual_seed(0)
+    keys, values = ([torch.randn(3, 2, n, 16, generator=generator) for _ in model.geometry] for _ in "kv")
+    rows = []
+    for document in (0, 1, 1, 1, 2, 2):
+        tokens = torch.randint(
+            3, tiny.VOCABULARY - 10, (int(torch.randint(1, 9, (1,), generator=generator)),), generator=generator
+        )
+        rows.append(Row(document, tuple(tokens.tolist()), torch.rand(3, 2, n, generator=generator) < 0.4))
+    got = answer_rows(
+        model, keys, values, rows, starts=[n] * 6, max_new_tokens=20, decided=lambda row, tokens: row % 3 == 0, kernels=True
+    )  # fmt: skip
+    for number, (row, answer) in enumerate(zip(rows, got, strict=True)):
+        own_keys, own_values = ([x[row.document : row.document + 1] for x in full] for full in (keys, values))
+        one = Row(0, row.tokens, row.keep)
+        (want,) = answer_rows(model, own_keys, own_values, [one], starts=[n], max_new_tokens=20, kernels=False)
+        assert answer == (want[: LOOK + 1] if number % 3 == 0 else want), number
 
 
 def main() -> None:
@@ -73,6 +96,8 @@ def main() -> None:
         got = masked_prompt(turned, k, v, keep, tail_k, tail_v, seen.to(device), rows, scale=0.3, lines=16, columns=16)
         error = (got.double().cpu() - want).norm() / want.norm()
         assert error < tolerance, (rows, float(error))
+    if dtype == torch.float32 and device == "cpu":
+        check_answers()
     print("all equal")
 
 

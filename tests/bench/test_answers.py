@@ -96,6 +96,28 @@ def test_rows_that_end_are_left_out_and_nothing_else_changes():
     assert answer_rows(model, keys, values, rows, starts=[N] * 16, max_new_tokens=4 * LOOK) == alone
 
 
+def test_rows_that_are_decided_end_early_and_nothing_else_changes():
+    model = replace(tiny.model("llama"), stop_ids=frozenset())
+    generator = torch.Generator().manual_seed(0)
+    keys, values = ([torch.randn(1, 2, N, 16, generator=generator) for _ in range(3)] for _ in "kv")
+    rows = [Row(0, tuple(ids(4, number)), torch.rand(3, 2, N, generator=generator) < 0.5) for number in range(4)]
+    given = {"starts": [N] * 4, "max_new_tokens": 3 * LOOK}
+    whole = answer_rows(model, keys, values, rows, **given)
+    asked = []
+
+    def decided(row, tokens):
+        asked.append((row, len(tokens)))
+        return row in (0, 2) and len(tokens) > LOOK + 1
+
+    got = answer_rows(model, keys, values, rows, **given, decided=decided)
+    assert [len(answer) for answer in got] == [2 * LOOK + 1, 3 * LOOK, 2 * LOOK + 1, 3 * LOOK]
+    assert all(answer == full[: len(answer)] for answer, full in zip(got, whole, strict=True))
+    assert asked == [(row, look * LOOK + 1) for look in (1, 2) for row in range(4)]
+    assert answer_rows(model, keys, values, rows, **given, decided=lambda row, tokens: True) == [
+        full[: LOOK + 1] for full in whole
+    ]
+
+
 def test_rows_must_be_even():
     model = tiny.model("llama")
     layers = [torch.zeros(2, 2, N, 16)] * 3
