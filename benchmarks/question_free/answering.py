@@ -11,7 +11,8 @@ from torch import Tensor
 from benchmarks.question_free.documents import Reading
 from dropkv.attention import run_logits
 from dropkv.bench.accuracy import ROW_TOKENS, same_sets
-from dropkv.bench.answers import MaskedRun, Row, answer_rows
+from dropkv.bench.answers import Row, answer_rows
+from dropkv.bench.masked_run import MaskedRun
 from dropkv.models import Model
 
 

@@ -12,7 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dropkv.bench.answers import ALIGNED, Row, answer_rows, any_rows
+from dropkv.bench.answers import Row, answer_rows
+from dropkv.bench.masked_run import ALIGNED, any_rows
 from dropkv.bench.plan import WITHOUT_BUDGET, AccuracyPlan, Setting
 from dropkv.bench.results import KEY, Line, Results, key_of
 from dropkv.bench.speed.machine import machine

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from dropkv.attention import run_logits
+from dropkv.bench.masked_run import MaskedRun, any_rows
+from dropkv.decode.fused import fits, fused_layers
 from dropkv.models import Model
 
-ALIGNED = 16  # the fused operators want rows of a mask to begin at multiples of this
-WIDEST = 256  # dimensions of a head that the kernels serve
 LOOK = 12  # decode steps between two looks at which answers have ended
-
 
 Decided = Callable[[int, Sequence[int]], bool]  # row, its tokens so far -> whether what follows them is of no interest
 
@@ -31,162 +30,6 @@ class Row:
     document: int
     tokens: tuple[int, ...]
     keep: Tensor
-
-
-class MaskedRun:
-    """The run of a batch, rows of one document together; new tokens see kept entries, valid tail tokens, and themselves.
-
-    keys, values: per layer [documents, kv_heads, n, d]. keep: bool [layers, documents, rows, kv_heads, n], or with counts, the rows of every
-    document, [rows in all, layers, kv_heads, n]. The tail is [rows in all, kv_heads, capacity, d] per layer; `filled` int64 [1] is where the next
-    tokens go, `hidden` bool [rows in all, capacity] marks padding. kernels: whether those of Triton compute; None for where they can.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        keep: Tensor,
-        capacity: int,
-        counts: Sequence[int] | None = None,
-        kernels: bool | None = None,
-    ) -> None:
-        self.kernels = any_rows(model) if kernels is None else kernels
-        self.keys, self.values = ([x.contiguous() for x in part] for part in (keys, values))
-        if counts is None:
-            counts = [keep.shape[2]] * keep.shape[1]
-            keep = keep.permute(1, 2, 0, 3, 4).flatten(0, 1)
-        self.keep, self.counts = keep, list(counts)  # [rows in all, layers, kv_heads, n]
-        total, capacity = len(keep), -(-capacity // ALIGNED) * ALIGNED
-        self.tail_keys = [k.new_zeros((total, k.shape[1], capacity, k.shape[3])) for k in keys]
-        self.tail_values = [v.new_zeros((total, v.shape[1], capacity, v.shape[3])) for v in values]
-        self.hidden = torch.zeros((total, capacity), dtype=torch.bool, device=model.device)
-        self.filled = torch.zeros(1, dtype=torch.int64, device=model.device)
-        self.line = torch.arange(capacity, device=model.device)
-        self.reach = 0  # tail entries that are looked at: those filled so far and those the next steps fill
-        self._seen = self.hidden.unsqueeze(1)
-        self._tiles: dict[int, Tensor] = {}
-
-    @property
-    def documents(self) -> int:
-        """How many documents there are."""
-        return len(self.counts)
-
-    def expect(self, tokens: int) -> None:
-        """From now on look at the first so many tail entries, until the tails hold more."""
-        self.reach = min(len(self.line), -(-tokens // ALIGNED) * ALIGNED)
-
-    def select(self, rows: Tensor, counts: Sequence[int]) -> None:
-        """Go on with these rows alone, int64 [rows], those of one document after another's; counts: how many each has."""
-        self.keep, self.hidden, self.counts = self.keep[rows], self.hidden[rows], list(counts)
-        for layer in range(len(self.keys)):  # one after the other, so that there is never twice all of it
-            self.tail_keys[layer] = self.tail_keys[layer][rows]
-            self.tail_values[layer] = self.tail_values[layer][rows]
-        self._tiles = {}
-
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """Attention outputs [rows in all, heads, t, d_v]: over the kept entries and over the tail, put together by their log-sum-exps."""
-        total, heads, t, _ = q.shape
-        kv_heads = k.shape[1]
-        group = heads // kv_heads
-        place = self.filled + torch.arange(t, device=q.device)
-        self.tail_keys[layer].index_copy_(2, place, k)
-        self.tail_values[layer].index_copy_(2, place, v)
-        if layer == 0:
-            self._seen = self._visible(place)
-        if self.kernels and softcap is None:
-            return self._by_kernel(layer, q, scale)
-        if len(set(self.counts)) > 1:
-            raise ValueError("every document needs the same number of rows where no kernel serves")
-
-        # a document's rows are the queries of one attention; query heads and tokens are its heads, which share keys, values and masks
-        rows = self.counts[0]
-        shape = (self.documents, rows, kv_heads, group, t)
-        together = q.view(*shape, -1).permute(0, 2, 3, 4, 1, 5).reshape(-1, group * t, rows, q.shape[-1])
-        kept = _blocked(self.keep[:, layer].view(*shape[:3], -1).transpose(1, 2), k)
-        far_keys, far_values, bias = (
-            x.flatten(0, 1).unsqueeze(1).expand(-1, group * t, -1, -1)
-            for x in (self.keys[layer], self.values[layer], kept)
-        )
-        far, far_sum = attention_with_sums(
-            together, far_keys, far_values, bias[..., : far_keys.shape[2]], scale, softcap
-        )
-        by_row = (self.documents, kv_heads, group, t, rows)
-        far = far.reshape(*by_row, -1).permute(0, 4, 1, 2, 3, 5).reshape(total, kv_heads, group * t, -1)
-        far_sum = far_sum.reshape(by_row).permute(0, 4, 1, 2, 3).reshape(total, kv_heads, group * t)
-
-        q = q.reshape(total, kv_heads, group * t, -1)
-        tail_keys, tail_values = (x[layer][:, :, : self.reach] for x in (self.tail_keys, self.tail_values))
-        bias = _blocked(self._seen.unsqueeze(1).repeat(1, 1, group, 1), k).expand(-1, kv_heads, -1, -1)
-        near, near_sum = attention_with_sums(q, tail_keys, tail_values, bias, scale, softcap)
-        share = torch.sigmoid(far_sum - near_sum).unsqueeze(-1).to(near.dtype)
-        out = torch.lerp(near, far.to(near.dtype), share.expand_as(near))
-        return out.reshape(total, heads, t, -1).to(v.dtype)
-
-    def _by_kernel(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        from dropkv.kernels.masked_decode import masked_decode, tiles_of
-        from dropkv.kernels.masked_prompt import masked_prompt
-
-        document = (self.keys[layer], self.values[layer], self.keep[:, layer])
-        tails = (self.tail_keys[layer], self.tail_values[layer])
-        group = q.shape[1] // self.keys[layer].shape[1]
-        if q.shape[2] > 1:
-            q = q if q.stride(-1) == 1 else q.contiguous()
-            return masked_prompt(q, *document, *tails, self._seen.contiguous(), self.counts, scale=scale)
-        if group not in self._tiles:
-            self._tiles[group] = tiles_of(self.counts, group, q.device)
-        tiles = self._tiles[group]
-        return masked_decode(
-            q[:, :, 0].contiguous(), *document, *tails, self._seen[:, 0], tiles, scale=scale
-        ).unsqueeze(2)
-
-    def _visible(self, place: Tensor) -> Tensor:
-        """Which tail tokens those at `place` see, bool [rows in all, t, reach]; the same in all layers."""
-        future = self.line[: self.reach] > place.unsqueeze(1)  # [t, reach]
-        return ~(future | self.hidden[:, : self.reach].unsqueeze(1))
-
-
-def _blocked(keep: Tensor, like: Tensor) -> Tensor:
-    """0 where keep [..., n], a number that leaves no weight elsewhere; [..., n rounded up], as the fused operators want rows to begin."""
-    nothing = torch.finfo(like.dtype).min / 2
-    n = keep.shape[-1]
-    bias = torch.full((*keep.shape[:-1], -(-n // ALIGNED) * ALIGNED), nothing, dtype=like.dtype, device=like.device)
-    bias[..., :n].masked_fill_(keep.to(like.device), 0)
-    return bias
-
-
-def attention_with_sums(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T scale + bias) v [b, h, m, d_v] and the log-sum-exps [b, h, m] in float32 or wider; bias [b, h, m, n].
-
-    PyTorch's fused operators do it where they can, and never write the logits.
-    """
-    wide = torch.promote_types(q.dtype, torch.float32)
-    plain = softcap is not None or k.shape[-1] != v.shape[-1]
-    if q.device.type == "cuda" and not plain and q.dtype != torch.float64:
-        operator = torch.ops.aten._scaled_dot_product_efficient_attention
-        out, sums, *_ = operator(q, k, v, bias, True, scale=scale)
-        return out, sums[..., : q.shape[2]].to(wide)
-    if q.device.type == "cpu" and not plain:
-        operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, sums = operator(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
-        return out, sums.to(wide)
-    logits = (q @ k.transpose(2, 3)).to(wide).mul_(scale)
-    if softcap is not None:
-        logits.div_(softcap).tanh_().mul_(softcap)
-    logits += bias
-    sums = logits.logsumexp(-1)
-    return (logits - sums.unsqueeze(-1)).exp_().to(v.dtype) @ v, sums
-
-
-def any_rows(model: Model) -> bool:
-    """Whether documents may have different numbers of rows: where the kernels serve all layers."""
-    widest = max(max(layer.d_k, layer.d_v) for layer in model.geometry)
-    capped = getattr(model.network.config, "attn_logit_softcapping", None) is not None
-    return model.device.type == "cuda" and widest <= WIDEST and not capped
 
 
 def answer_rows(
@@ -227,7 +70,7 @@ def answer_rows(
     run.expect(longest)
     with torch.inference_mode():
         logits = run_logits(model.network, ids.to(model.device), positions.to(model.device), run)
-        run.filled += longest
+        run.advance(longest)
         first = logits[:, -1].argmax(-1, keepdim=True)
         position = positions[:, -1:].to(model.device) + 1
         known = None if decided is None else (lambda place, tokens: decided(order[place], tokens))
@@ -255,6 +98,7 @@ class Decoding:
         decided: Decided | None = None,
     ) -> None:
         self.model, self.run, self.graphs, self.decided = model, run, graphs, decided
+        self.fused = run.kernels and fits(model)
         self.stops = torch.tensor(sorted(model.stop_ids), device=model.device)
         self.token, self.position = token.clone(), position.clone()
         self.done = torch.isin(token, self.stops)  # [rows, 1]
@@ -276,8 +120,12 @@ class Decoding:
         return self.answers
 
     def _step(self) -> Tensor:
-        logits = run_logits(self.model.network, self.token, self.position, self.run, widened=False)
-        return logits[:, -1].argmax(-1, keepdim=True)
+        network, run = self.model.network, self.run
+        if not self.fused:
+            return run_logits(network, self.token, self.position, run, widened=False)[:, -1].argmax(-1, keepdim=True)
+        with fused_layers(self.model, run):  # rows stand where tokens of one text do
+            logits = run_logits(network, self.token.T, self.position.T, run, keep=0, widened=False)[0]
+        return logits.argmax(-1, keepdim=True)
 
     def _steps(self, count: int) -> None:
         graph: torch.cuda.CUDAGraph | None = None
@@ -292,7 +140,7 @@ class Decoding:
                 following = captured.clone()
             else:
                 following = self._step()
-            self.run.filled += 1
+            self.run.advance(1)
             self.position += 1
             self.token.copy_(following)
             self.fresh.append(following)

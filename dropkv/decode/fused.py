@@ -7,24 +7,49 @@ stream and the norms are rounded where transformers rounds them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dropkv.attention import layer_list
-from dropkv.models import TESTED, Model
+from dropkv.models import TESTED, LayerGeometry, Model
 
 if TYPE_CHECKING:
-    from dropkv.decode.kernel_run import KernelRun
+    from dropkv.decode.tails import Tails
+
+
+class LayerRun(Protocol):
+    """What fused layers need of a run, as `dropkv.decode.kernel_run.KernelRun` has it. pending: what a layer leaves to the next one to add to the
+    residual stream."""
+
+    tails: Tails
+    slots: Tensor
+    lengths: Tensor
+    pending: Tensor | None
+
+    @property
+    def geometry(self) -> Sequence[LayerGeometry]:
+        """The layers' shapes."""
+        ...
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """What layers that are not fused ask for."""
+        ...
+
+    def over(self, layer: int, q: Tensor, scale: float, softcap: float | None) -> Tensor:
+        """Attention outputs [tokens, heads, d_v] of q [tokens, heads, d], whose keys and values are in the tails."""
+        ...
 
 
 class FusedLayer(nn.Module):
     """A decoder layer as it stands in one step, hidden [1, rows, width]; see `fits`."""
 
-    def __init__(self, inner: Any, index: int, run: KernelRun, last: bool) -> None:
+    def __init__(self, inner: Any, index: int, run: LayerRun, last: bool) -> None:
         super().__init__()
         self.inner = [inner]  # in a list, so that it is not registered a second time
         self.index = index
@@ -65,14 +90,14 @@ class FusedLayer(nn.Module):
 
 
 @contextmanager
-def fused_layers(model: Model, run: KernelRun) -> Iterator[None]:
+def fused_layers(model: Model, run: LayerRun) -> Iterator[None]:
     """For the length of the block the layers are fused ones, if the model's are of that kind; the network is restored whatever happens."""
     with _replaced(model, run) if fits(model) else nullcontext():
         yield
 
 
 @contextmanager
-def _replaced(model: Model, run: KernelRun) -> Iterator[None]:
+def _replaced(model: Model, run: LayerRun) -> Iterator[None]:
     owner, name, layers = layer_list(model.network)
     last = len(layers) - 1
     run.pending = None

@@ -2,7 +2,7 @@
 
 The first attends all rows of a document and KV head at once to the keys that each row keeps; the second attends every row to its own tail and
 puts both together by their log-sum-exps. Logits are never written and nothing is repeated per row. The plain-torch twin is
-`dropkv.bench.answers.attention_with_sums`, called for both parts.
+`dropkv.bench.masked_run.attention_with_sums`, called for both parts.
 """
 
 from __future__ import annotations

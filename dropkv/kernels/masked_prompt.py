@@ -2,7 +2,7 @@
 
 A row's tokens look at what the row keeps of its document and at each other. All of a row's queries of a KV head keep the same entries, so their
 positions are written once, and the kernel reads those entries alone: at small budgets few of many. What `masked_decode` is for one token. The
-plain-torch twin is `dropkv.bench.answers.attention_with_sums`, called for both parts.
+plain-torch twin is `dropkv.bench.masked_run.attention_with_sums`, called for both parts.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dropkv.bench.accuracy import same_sets
-from dropkv.bench.answers import LOOK, Row, _blocked, answer_rows, attention_with_sums
+from dropkv.bench.answers import LOOK, Row, answer_rows
+from dropkv.bench.masked_run import _blocked, attention_with_sums
 from dropkv.cache import Prefix, Tail
 from dropkv.generate import Session
 from dropkv.methods import get
