@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -159,58 +159,68 @@ class PrefillRun:
         if self._holding:  # in the last layer too: predictions follow
             if reach is None and softcap is None and fused_on_gpu(q, v):
                 return attend_behind(q, document_k, document_v, k, v, scale)
-            return self._probe(layer, self._span.probes[0], q, k, v, reach)
+            return self._probe(layer, self._span.probes, q, k, v, reach)
         with self.scoring.part(q.device):
             if self._fused.serve(self.geometry[layer], self._span, q, softcap):
                 out, scores = self._fused.attend(self._span, q, document_k, document_v, k, v, scale)
                 self._gather(scores, 0)
             else:
-                out = self._one_by_one(layer, q, k, v, reach)
+                out = self._by_shape(layer, q, k, v, reach)
         if layer == len(self.geometry) - 1:
             raise LayerDone
         return out
 
-    def _one_by_one(self, layer: int, q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
+    def _by_shape(self, layer: int, q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
+        """Each probe of the span by itself; neighbours of one shape at once where several documents are read together. Those are short, while for
+        a long one memory was planned for one probe at a time."""
         outputs, start = [], 0
-        for probe in self._span.probes:
-            own = slice(start, start + len(probe.ids))
-            outputs.append(self._probe(layer, probe, q[:, own], k[:, own], v[:, own], reach))
+        for probes in _runs(self._span.probes, together=len(self.seeds) > 1 and reach is None):
+            own = slice(start, start + sum(len(probe.ids) for probe in probes))
+            outputs.append(self._probe(layer, probes, q[:, own], k[:, own], v[:, own], reach))
             start = own.stop
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    def _probe(self, layer: int, probe: Probe, q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
-        """The same of one probe, by the methods' own formulas."""
+    def _probe(self, layer: int, probes: Sequence[Probe], q: Tensor, k: Tensor, v: Tensor, reach: int | None) -> Tensor:
+        """The same of probes of one shape, by the methods' own formulas; their heads stand one probe after another."""
         buffer_k, buffer_v = self._buffers(k, v)
         scale, softcap = self._constants
-        first, last = probe.scored
-        keys = torch.cat([*(buffer_k[:, start:stop] for start, stop in (probe.scored, *probe.seen)), k], dim=1)
-        values = torch.cat([*(buffer_v[:, start:stop] for start, stop in (probe.scored, *probe.seen)), v], dim=1)
+        count, first = len(probes), probes[0]
+        columns = first.scored[1] - first.scored[0]
+        keys, values = (
+            torch.cat(
+                [
+                    torch.cat([*(buffer[:, start:stop] for start, stop in (probe.scored, *probe.seen)), own], dim=1)
+                    for probe, own in zip(probes, new.chunk(count, 1), strict=True)
+                ]
+            )
+            for buffer, new in ((buffer_k, k), (buffer_v, v))
+        )
         positions = None
         if reach is not None:
-            places = [*range_of((probe.scored, *probe.seen)), *range(self.n, self.n + q.shape[1])]
+            places = [*range_of((first.scored, *first.seen)), *range(self.n, self.n + q.shape[1])]
             positions = torch.tensor(places, device=q.device)
         methods = [method for method in self.methods if method.observed is not None]
         wanted = bool(methods) and self.geometry[layer].kind == "full" and not self._holding
         projected = wanted and any(method.projected for method in methods)
 
         def score(queries: Observed) -> list[LayerScores]:
-            return observe_all(methods, queries, self._observed_context(layer), first)
+            return observe_all(methods, queries, self._observed_context(layer), [probe.scored[0] for probe in probes])
 
         outputs, scores = probe_attention(
-            q,
+            torch.cat(q.chunk(count, 1)),
             keys,
             values,
             scale=scale,
-            columns=last - first,
+            columns=columns,
             score=score if wanted else None,
             softcap=softcap,
             positions=positions,
             reach=reach,
-            observing=probe.observing,
-            roots=self._observed_context(layer).roots if projected else None,
+            observing=first.observing,
+            roots=self._observed_context(layer).roots.repeat(count, 1, 1, 1) if projected else None,
         )
-        self._gather(scores or (), first)
-        return outputs
+        self._gather([_side_by_side(part, count) for part in scores or ()], first.scored[0])
+        return torch.cat(outputs.chunk(count), 1)
 
     def _gather(self, scores: Sequence[LayerScores], first: int) -> None:
         """Take in scores of the keys from `first` on, one for each method that observes."""
@@ -258,6 +268,29 @@ class PrefillRun:
         if reach is not None and window is not None and window != reach:
             raise ModelError(f"layer {layer} slides over {window} tokens, its config says {reach}: use another model")
         return reach
+
+
+def _runs(probes: Sequence[Probe], *, together: bool) -> Iterator[Sequence[Probe]]:
+    """Probes whose scored keys follow each other and that differ in nothing else but their ids; or all alone."""
+
+    def shape(probe: Probe) -> object:
+        return len(probe.ids), probe.scored[1] - probe.scored[0], probe.seen, probe.observing
+
+    start = 0
+    for stop in range(1, len(probes) + 1):
+        last = probes[stop - 1]
+        follows = together and stop < len(probes) and probes[stop].scored[0] == last.scored[1]
+        if not follows or shape(probes[stop]) != shape(last):
+            yield probes[start:stop]
+            start = stop
+
+
+def _side_by_side(scores: LayerScores, count: int) -> LayerScores:
+    """Scores of so many probes whose heads stand one after another, as scores of all their keys."""
+    beside = scores.beside
+    return LayerScores(
+        torch.cat(scores.raw.chunk(count), -1), None if beside is None else torch.cat(beside.chunk(count, 1), -1)
+    )
 
 
 def _finite(*parts: Tensor) -> bool:

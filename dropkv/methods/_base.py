@@ -134,7 +134,7 @@ class Method:
 
     def observe(self, queries: Observed, context: LayerContext, first: int = 0) -> LayerScores:
         """Scores of the keys that `queries` observe, those of the document from position `first` on."""
-        return observe_all([self], queries, context, first)[0]
+        return observe_all([self], queries, context, [first])[0]
 
     def layer_scores(self, context: LayerContext, gathered: LayerScores | None = None) -> LayerScores:
         """This method's scores of a layer, before pooling, for every budget.
@@ -212,9 +212,12 @@ class Method:
 
 
 def observe_all(
-    methods: Sequence[Method], queries: Observed, context: LayerContext, first: int = 0
+    methods: Sequence[Method], queries: Observed, context: LayerContext, firsts: Sequence[int] = (0,)
 ) -> list[LayerScores]:
-    """`observe` of several methods, all with `observed`: the attention is computed once, and so is every score that several share."""
+    """`observe` of several methods, all with `observed`: the attention is computed once, and so is every score that several share.
+
+    firsts: where the observed keys begin; several where the queries are those of as many probes, the heads of one probe after another.
+    """
     jobs: list[Job] = []
     places: dict[object, int] = {}
 
@@ -228,10 +231,11 @@ def observe_all(
     for method in methods:
         factors = None
         if method.weigh is not None:
-            factors = method.weigh(context)[..., first : first + queries.shape[3]]
+            whole = method.weigh(context)
+            factors = torch.cat([whole[..., first : first + queries.shape[3]] for first in firsts])
         key = (method.observed, method.power, method.reduction, method.weigh)
         wanted.append([place(key, method._job(factors)), *(place(job, job) for job in method.beside)])
-    done = run_jobs(queries, jobs, context.documents)
+    done = run_jobs(queries, jobs, context.documents * len(firsts))
     scores = []
     for method, (own, *others) in zip(methods, wanted, strict=True):
         beside = [done[other] for other in others]

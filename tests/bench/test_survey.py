@@ -9,11 +9,11 @@ from dropkv import methods
 from dropkv.bench.accuracy import cells_of
 from dropkv.bench.masks import mask_of
 from dropkv.bench.plan import AccuracyPlan, make_plan
-from dropkv.bench.survey import Survey, survey
+from dropkv.bench.survey import Collector, Survey, survey
 from dropkv.budgets import kept_count
 from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
-from dropkv.prefill import prefill
+from dropkv.prefill import prefill, read_together
 from dropkv.prompts import Seam
 from dropkv.words import Words
 from tests import tiny
@@ -102,3 +102,22 @@ def test_cells_ask_no_control_twice():
     aware = cells_of(plan, "question-aware")
     assert {cell.observer for cell in aware if cell.method == "dropkv"} == {"question"}
     assert not [cell for cell in aware if cell.method == "kvzip"]  # it observes with replays alone
+
+
+def test_replays_of_one_shape_are_scored_together():
+    """As on a GPU, where the probes of several documents go through a layer at once: the same scores as one probe after another."""
+    model = tiny.model("llama")
+    seam = Seam.of(model.tokenizer, name=model.id)
+    both = [document(), other()]
+    found = []
+    for together in (False, True):
+        chosen = [methods.get(name).under_replay(HEAD) for name in OBSERVED]
+        collector = Collector(chosen, model.geometry)
+        observations = [plan_replays(seam, one, HEAD, 40) for one in both]
+        read_together(model, both, observations, collector, seeds=[5, 0], slice_tokens=4096, fused=together)
+        found.append(collector.scores)
+    for alone, joined in zip(*found, strict=True):
+        for name, one, other_one in zip(OBSERVED, alone, joined, strict=True):
+            torch.testing.assert_close(one.raw, other_one.raw, rtol=1e-5, atol=1e-7, msg=name)
+            if one.beside is not None:
+                torch.testing.assert_close(one.beside, other_one.beside, rtol=1e-5, atol=1e-6)
