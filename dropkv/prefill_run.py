@@ -15,7 +15,7 @@ from dropkv.errors import ModelError
 from dropkv.kernels.causal import attend_behind, causal_attention, fused_on_gpu
 from dropkv.kernels.probe import probe_attention
 from dropkv.kernels.score import Observed
-from dropkv.methods import Gathered, LayerContext, LayerScores, Method, observe_all, score_all
+from dropkv.methods import Gathered, LayerContext, LayerScores, Method, observe_all, observed_by, score_all
 from dropkv.models import LayerGeometry
 from dropkv.observers import Observation, Probe
 from dropkv.queries import Queries
@@ -80,7 +80,7 @@ class PrefillRun:
     def _forget(self) -> None:
         """What belongs to one layer alone starts anew."""
         self._queries = Queries(self.n, self.observation.window, self._needs)
-        self._gathered = [Gathered() for _ in self.methods]
+        self._gathered = {observed_by(method): Gathered() for method in self.methods}
         self._context: LayerContext | None = None
 
     def enter(self, layer: int, span: Span) -> None:
@@ -142,7 +142,8 @@ class PrefillRun:
             self.reader.sliding(layer, k, v)
             return
         context = self._observed_context(layer)
-        scores = score_all(self.methods, context, [gathered.scores() for gathered in self._gathered])
+        found = {key: gathered.scores() for key, gathered in self._gathered.items()}
+        scores = score_all(self.methods, context, [found[observed_by(method)] for method in self.methods])
         if scores and not bool(torch.isfinite(torch.stack([one.raw for one in scores])).all()):
             raise ModelError(f"layer {layer} has scores that are not finite: nothing was written, use another --dtype")
         self.reader.full(layer, context, scores)
@@ -219,14 +220,15 @@ class PrefillRun:
             observing=first.observing,
             roots=self._observed_context(layer).roots.repeat(count, 1, 1, 1) if projected else None,
         )
-        self._gather([_side_by_side(part, count) for part in scores or ()], first.scored[0])
+        self._gather(scores or (), first.scored[0], count)
         return torch.cat(outputs.chunk(count), 1)
 
-    def _gather(self, scores: Sequence[LayerScores], first: int) -> None:
-        """Take in scores of the keys from `first` on, one for each method that observes."""
-        observers = (index for index, method in enumerate(self.methods) if method.observed is not None)
-        for index, part in zip(observers, scores, strict=False):
-            self._gathered[index].add(part, first, self.n)
+    def _gather(self, scores: Sequence[LayerScores], first: int, count: int = 1) -> None:
+        """Take in scores of the keys from `first` on, one for each method that observes; count: the probes whose heads they are."""
+        observers = (method for method in self.methods if method.observed is not None)
+        distinct = {observed_by(method): part for method, part in zip(observers, scores, strict=False)}
+        for key, part in distinct.items():
+            self._gathered[key].add(part if count == 1 else _side_by_side(part, count), first, self.n)
 
     def _observed_context(self, layer: int) -> LayerContext:
         """The layer as methods see it; its document slices have all run."""

@@ -69,7 +69,7 @@ def score_window(
     if count == 0:
         return scores
     tiles = triton.cdiv(count, tile.keys)
-    parts = max(1, min(tiles, programs_of(q, tile) // kv_heads))
+    parts = tiles if blocks > 1 else max(1, min(tiles, programs_of(q, tile) // kv_heads))
     span = triton.cdiv(tiles, parts) * tile.keys
     inner, outer = logit_factors(scale, softcap)
     known = attention.loud is not None

@@ -30,6 +30,7 @@ __all__ = [
     "Reduction",
     "Together",
     "observe_all",
+    "observed_by",
     "score_all",
 ]
 
@@ -209,6 +210,11 @@ class Method:
             weight = "squared odds" if power == 2 else "odds"
         finish = None if factors is None else factors.mul
         return Job(lambda block: observed(block, power), self.reduction, finish, weight, factors)
+
+
+def observed_by(method: Method) -> object:
+    """What methods have in common whose observed scores are the same."""
+    return method.observed, method.power, method.reduction, method.weigh, method.beside, method.beside_window
 
 
 def observe_all(
