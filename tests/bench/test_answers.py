@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dropkv.bench.accuracy import same_sets
 from dropkv.bench.answers import LOOK, Row, answer_rows
+from dropkv.bench.kept import same_sets
 from dropkv.bench.masked_run import _blocked, attention_with_sums
 from dropkv.cache import Prefix, Tail
 from dropkv.generate import Session
