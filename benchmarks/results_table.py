@@ -1,34 +1,52 @@
 """The tables of docs/results.md from the lines of a bench run: means over tasks, and paired differences to the first row.
 
-    python benchmarks/results_table.py FOLDER --setting question-free [--length 2048] [--tasks noise,prose] [--by-task 0.1] [--better]
+    python benchmarks/results_table.py LINES --setting question-free [--length 2048] [--tasks noise,prose] [--methods full,kvzip]
+        [--observers replay,none] [--first dropkv,replay] [--by-task 0.1] [--better]
 
-The row given by --first (method,observer) comes before all, the others by their mean. Intervals as in dropkv/bench/stats.py.
---by-task BUDGET: one column per task at one budget in place of one per budget. --better: in place of a table, the cells that are better than
-the first row beyond their 95 % interval, by task and budget.
+LINES is a results folder or a file of pack_lines.py; both give the same table. The row given by --first (method,observer) comes before all, the
+others by their mean. Intervals as in dropkv/bench/stats.py. --by-task BUDGET: one column per task at one budget in place of one per budget.
+--better: in place of a table, the cells that are better than the first row beyond their 95 % interval, by task and budget.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
-from dropkv.bench.results import Results
+from dropkv.bench.packed import unpack
+from dropkv.bench.results import LINES, Line
 from dropkv.bench.stats import Key, difference, estimate
+from dropkv.errors import DropkvError
+from dropkv_cli.bench.lines import read_json_lines
 
 Row = tuple[str, str]  # method, observer
 Scores = dict[Row, dict[float, dict[Key, float]]]  # by budget
 
 
-def read(folder: str, setting: str, length: int | None, tasks: list[str] | None) -> Scores:
-    """The scores of one setting."""
-    found: Scores = defaultdict(lambda: defaultdict(dict))
-    for line in Results(folder).read():
-        if line["setting"] != setting or (length and line["length"] != length) or (tasks and line["task"] not in tasks):
+def lines_of(place: Path) -> Iterable[Line]:
+    """The lines of a folder or of a packed file. Raises DropkvError."""
+    if not place.is_dir():
+        return unpack(place)
+    return read_json_lines(place / LINES)
+
+
+def read(lines: Iterable[Line], given: argparse.Namespace) -> Scores:
+    """The scores that the options choose, in an order of their own, so that a table does not depend on the order of lines."""
+    chosen = {name: value.split(",") for name in ("tasks", "methods", "observers") if (value := getattr(given, name))}
+    scores: Scores = defaultdict(lambda: defaultdict(dict))
+    found: list[tuple[Row, float, Key, float]] = []
+    for line in lines:
+        if line["setting"] != given.setting or (given.length and line["length"] != given.length):
             continue
-        cell = found[line["method"], line["observer"]][line["budget"]]
-        cell[line["task"], (line["length"], line["sample"]), line["question"]] = line["score"]
-    return found
+        if any(line[name.removesuffix("s")] not in values for name, values in chosen.items()):
+            continue
+        key = line["task"], (line["length"], line["sample"]), line["question"]
+        found.append(((line["method"], line["observer"]), float(line["budget"]), key, float(line["score"])))
+    for row, budget, key, score in sorted(found):
+        scores[row][budget][key] = score
+    return scores
 
 
 def show(own: Mapping[Key, float], first: Mapping[Key, float] | None) -> str:
@@ -40,34 +58,44 @@ def show(own: Mapping[Key, float], first: Mapping[Key, float] | None) -> str:
     return f"{100 * mean.mean:.1f} ({100 * against.mean:+.1f}, {100 * against.low:+.1f} to {100 * against.high:+.1f})"
 
 
+def cell_of(row: Mapping[float, dict[Key, float]], budget: float) -> dict[Key, float]:
+    """The scores of a row at a budget; what has no budget, such as the full cache, is the same at all of them."""
+    return next(iter(row.values())) if len(row) == 1 else row.get(budget, {})
+
+
+def budgets_of(scores: Scores) -> list[float]:
+    return sorted({budget for row in scores.values() if len(row) > 1 for budget in row}) or [1.0]
+
+
 def by_budget(scores: Scores, first: Row) -> None:
-    budgets = sorted(scores[first])
+    budgets = budgets_of(scores)
     print("| method | " + " | ".join(f"{100 * budget:g} %" for budget in budgets) + " |")
     print("|---" * (len(budgets) + 1) + "|")
     for name in ordered(scores, first):
         row = scores[name]
-        cells = [""] * (len(budgets) - 1) if len(row) == 1 else []
-        for budget in sorted(row):
-            compare = len(row) > 1 and name != first
-            cells.append(show(row[budget], scores[first][budget] if compare else None))
+        if len(row) == 1:
+            cells = [""] * (len(budgets) - 1) + [show(cell_of(row, 1.0), None)]
+        else:
+            against = [None if name == first else cell_of(scores[first], budget) for budget in budgets]
+            cells = [show(row[at], base) if at in row else "" for at, base in zip(budgets, against, strict=True)]
         print(f"| {label(name)} | " + " | ".join(cells) + " |")
 
 
 def by_task(scores: Scores, first: Row, budget: float) -> None:
-    tasks = sorted({key[0] for key in scores[first][budget]})
+    tasks = sorted({key[0] for key in cell_of(scores[first], budget)})
     print("| method | " + " | ".join(tasks) + " |")
     print("|---" * (len(tasks) + 1) + "|")
     for name in ordered(scores, first):
-        row = scores[name]
-        own = next(iter(row.values())) if len(row) == 1 else row.get(budget, {})
+        own = cell_of(scores[name], budget)
         parts = [{key: score for key, score in own.items() if key[0] == task} for task in tasks]
         print(f"| {label(name)} | " + " | ".join(f"{100 * estimate(p).mean:.1f}" if p else "" for p in parts) + " |")
 
 
 def better(scores: Scores, first: Row) -> None:
-    for budget in sorted(scores[first]):
-        for task in sorted({key[0] for key in scores[first][budget]}):
-            base = {key: score for key, score in scores[first][budget].items() if key[0] == task}
+    for budget in budgets_of(scores):
+        every = cell_of(scores[first], budget)
+        for task in sorted({key[0] for key in every}):
+            base = {key: score for key, score in every.items() if key[0] == task}
             found = []
             for name in ordered(scores, first):
                 if name == first or len(scores[name]) == 1:
@@ -96,19 +124,24 @@ def label(name: Row) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("folder")
-    options.add_argument("--setting", default="question-free")
+    options.add_argument("lines", type=Path, metavar="LINES")
+    options.add_argument("--setting", default="question-free", choices=("question-free", "question-aware"))
     options.add_argument("--length", type=int)
     options.add_argument("--tasks")
+    options.add_argument("--methods")
+    options.add_argument("--observers")
     options.add_argument("--first", default="adadropkv,replay", help="method,observer the others are compared with")
     options.add_argument("--by-task", type=float, metavar="BUDGET")
     options.add_argument("--better", action="store_true")
     given = options.parse_args()
-    scores = read(given.folder, given.setting, given.length, given.tasks.split(",") if given.tasks else None)
-    method, observer = given.first.split(",")
+    try:
+        scores = read(lines_of(given.lines), given)
+    except DropkvError as error:
+        options.exit(error.exit_code, f"{error}\n")
+    method, _, observer = given.first.partition(",")
     first = (method, observer)
     if first not in scores:
-        options.exit(1, f"no lines of {method} with {observer} in {given.folder}: name another --first\n")
+        options.exit(1, f"no lines of {given.first} in {given.lines} that were chosen: name another --first\n")
     if given.better:
         better(scores, first)
     elif given.by_task is not None:

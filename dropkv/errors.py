@@ -47,6 +47,10 @@ class QuestionError(DropkvError):
     """A question that cannot be asked: empty, or longer than what fits behind the document."""
 
 
+class ResultsError(DropkvError):
+    """A results folder that cannot be read or written, is damaged, or of another version."""
+
+
 class HubError(DropkvError):
     """The Hub cannot be reached, refuses, does not have what was asked for, or sends something else."""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
+
+from dropkv.errors import UsageError
 
 FOLDER = Path(__file__).with_name("methods")
 HYPHENATED = {"expected_attention": "expected-attention"}  # a module's name cannot have the hyphen its authors write
@@ -12,3 +15,13 @@ def method_files() -> dict[str, str]:
     """Name of every method -> name of its module in dropkv/methods."""
     stems = (path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
     return {HYPHENATED.get(stem, stem): stem for stem in stems}
+
+
+def method_file(name: str) -> str:
+    """The module of a method; UsageError with the nearest names where there is no such method."""
+    files = method_files()
+    if name in files:
+        return files[name]
+    near = difflib.get_close_matches(name, sorted(files), n=3, cutoff=0.4)
+    advice = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(files))}"
+    raise UsageError(f"unknown method {name!r}: {advice}")

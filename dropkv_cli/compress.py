@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dropkv.errors import DropkvError, UsageError
-from dropkv.method_names import method_files
+from dropkv.method_names import method_file, method_files
 from dropkv.settings import KV_DTYPES, CompressSettings
 from dropkv_cli.compressed import Job, foretell, report_estimate, report_failure, report_result, sum_up
 from dropkv_cli.interrupts import import_compiler
@@ -170,13 +170,14 @@ def command(
     if output is None and not dry_run:
         raise UsageError("name the file to write with -o FILE, or try --dry-run")
     chosen = CompressSettings(keep_tokens=not no_tokens, fidelity=not no_fidelity, **settings)
+    _check_settings(chosen)
     job = Job(chosen, force, dry_run, as_json, output or "")
     targets = plan_targets(documents, output)
     todo, failures = _readable(targets, job)
     if todo:
-        import_compiler()
-        _check_settings(job.settings)
         _note_unused(job.settings)
+        import_compiler()
+        _check_method(job.settings)
         started = time.perf_counter()
         loaded = _load(model, revision, dtype, device, dry_run)
         load_seconds = time.perf_counter() - started
@@ -242,16 +243,22 @@ def _note_unused(settings: CompressSettings) -> None:
 
 
 def _check_settings(settings: CompressSettings) -> None:
-    """An unknown method, a system text that is none, or a questions file that cannot be read, before the model is loaded."""
-    from dropkv.compression import resolve_method
+    """An unknown method, a system text that is none, or a questions file that cannot be read, before anything slow is imported."""
     from dropkv.observers.questions import read_questions
 
-    resolve_method(settings, 0)
+    method_file(settings.method)
     kind, _, rest = settings.observe.partition(":")
     if kind == "questions":
         read_questions(rest)
     if settings.system is not None:
         check_text(settings.system, "--system")
+
+
+def _check_method(settings: CompressSettings) -> None:
+    """A method that the observer does not suit, before the model is loaded."""
+    from dropkv.compression import resolve_method
+
+    resolve_method(settings, 0)
 
 
 def _check_system(model: Model, settings: CompressSettings) -> None:

@@ -25,7 +25,10 @@ LONGEST = 100  # characters of one value; --json has all of it
 @click.argument("file", metavar="FILE")
 @json_option
 def command(file: str, as_json: bool) -> None:
-    """Show what a .kv file holds. Reads the header only, also of a file on the Hub: no model, no waiting."""
+    """Show what a .kv file holds. Reads the header only, also of a file on the Hub: no model, no waiting.
+
+    --json prints the JSON of the header, all but the sampled weights that tell models apart (`samples`) and the hashes.
+    """
     refuse_pipe(file)
     header = read_header(parts(file, Hub(note=say)))
     if as_json:
@@ -35,13 +38,21 @@ def command(file: str, as_json: bool) -> None:
                 "file_bytes": header.file_bytes,
                 "format_version": header.format_version,
                 "oldest_reader": header.oldest_reader,
-                **header.metadata.to_json(),
+                **_about(header.metadata),
                 "zstd": header.zstd,
                 "stored": _stored_bytes(header),
             }
         )
     else:
         result(pairs(_rows(header)))
+
+
+def _about(metadata: Metadata) -> dict[str, Any]:
+    """The metadata as the header holds it, but for the thousands of sampled weights, which only a comparison with a model can use."""
+    about = metadata.to_json()
+    weights = about["model"]["weights"]
+    about["model"]["weights"] = {name: value for name, value in weights.items() if name != "samples"}
+    return about
 
 
 def _rows(header: Header) -> list[tuple[str, str]]:

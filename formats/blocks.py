@@ -7,6 +7,7 @@ a block at either end passes through a buffer of one block.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +17,8 @@ from formats.hashing import digest, spans
 from formats.header import Header
 from formats.layout import ITEM_BYTES, TensorInfo
 from formats.source import Source
+
+CHANGED = "does not match its hash: a byte was changed"
 
 
 def read_blocks(source: Source, header: Header, info: TensorInfo, start: int, out: memoryview) -> None:
@@ -27,11 +30,12 @@ def read_blocks(source: Source, header: Header, info: TensorInfo, start: int, ou
     begin, end = block_place(header, info, first)[0], block_place(header, info, last)[1]
     stored = out if info.codec == "raw" else memoryview(bytearray(end - begin))
     source.read_into(begin, stored)
+    if info.codec == "raw":
+        check_blocks(header, info, first, last + 1, stored)
+        return
     for number, (low, high) in enumerate(blocks, first):
         place, stop = block_place(header, info, number)
-        raw = check_block(header, info, number, stored[place - begin : stop - begin])
-        if info.codec != "raw":
-            out[low - start : high - start] = raw
+        out[low - start : high - start] = check_block(header, info, number, stored[place - begin : stop - begin])
 
 
 def block_place(header: Header, info: TensorInfo, number: int) -> tuple[int, int]:
@@ -44,23 +48,44 @@ def block_place(header: Header, info: TensorInfo, number: int) -> tuple[int, int
     )
 
 
+def blocks_before(header: Header, info: TensorInfo, limit: int, last: int) -> int:
+    """How many of a tensor's first `last` blocks end at or before a byte of the file."""
+    room = limit - header.data_start - info.start
+    if info.codec != "raw":
+        return min(last, max(0, bisect_right(info.places, room) - 1))
+    return last if room >= info.size else min(last, max(0, room // header.block_bytes))
+
+
+def check_blocks(header: Header, info: TensorInfo, first: int, last: int, stored: memoryview) -> None:
+    """Blocks [first, last) of a raw tensor, end to end: hashes compared, codes and grids looked at.
+
+    As `check_block` for each of them, in one go: there are thousands, and what is done for each keeps other threads waiting.
+    """
+    step = header.block_bytes
+    found = [digest(stored[at : at + step]) for at in range(0, len(stored), step)]
+    wanted = info.blocks[first:last]
+    if tuple(found) != wanted:
+        number = first + next(at for at, (one, other) in enumerate(zip(found, wanted, strict=True)) if one != other)
+        raise CorruptFile(CHANGED, where=_where(header, info, number))
+    if semantics.has_codes(info):
+        for at in range(0, len(stored), step):
+            semantics.check_codes(info, first * step + at, stored[at : at + step])
+
+
 def check_block(header: Header, info: TensorInfo, number: int, stored: memoryview) -> memoryview:
-    """The raw bytes of a block from its stored ones, with hashes compared and codes and grids looked at.
+    """The raw bytes of a compressed block from its stored ones, with hashes compared and codes and grids looked at.
 
     Raises CorruptFile naming tensor and block.
     """
     start = number * header.block_bytes
     size = min(header.block_bytes, info.size - start)
     try:
-        raw = stored
-        if info.codec != "raw":
-            # Before the decoder sees them: no changed byte gets that far, not even one that would change nothing.
-            _compare(stored, info.stored[number])
-            raw = codecs.decode(stored, size, ITEM_BYTES[info.dtype])
+        # Before the decoder sees them: no changed byte gets that far, not even one that would change nothing.
+        _compare(stored, info.stored[number])
+        raw = codecs.decode(stored, size, ITEM_BYTES[info.dtype])
         _compare(raw, info.blocks[number])
     except CorruptFile as error:
-        first, end = block_place(header, info, number)
-        error.where = f"{info.name}, block {number} (file bytes {first}-{end - 1})"
+        error.where = _where(header, info, number)
         raise
     semantics.check_codes(info, start, raw)
     return raw
@@ -68,7 +93,12 @@ def check_block(header: Header, info: TensorInfo, number: int, stored: memoryvie
 
 def _compare(data: memoryview, wanted: str) -> None:
     if digest(data) != wanted:
-        raise CorruptFile("does not match its hash: a byte was changed")
+        raise CorruptFile(CHANGED)
+
+
+def _where(header: Header, info: TensorInfo, number: int) -> str:
+    first, end = block_place(header, info, number)
+    return f"{info.name}, block {number} (file bytes {first}-{end - 1})"
 
 
 def run_all(tasks: Iterable[Callable[[], None]], threads: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from formats.errors import CorruptFile, printable
 
@@ -125,7 +125,13 @@ def check_text(value: str, where: str) -> None:
 
 
 def is_hex(value: object, digits: int) -> bool:
-    return type(value) is str and len(value) == digits and not value.strip("0123456789abcdef")
+    return all_hex([value], digits)
+
+
+def all_hex(values: list[Any], digits: int) -> bool:
+    """Whether all are texts of so many hexadecimal digits; in one go, since a header has thousands."""
+    texts = set(map(type, values)) <= {str} and set(map(len, values)) <= {digits}
+    return texts and not "".join(values).strip("0123456789abcdef")
 
 
 def kind(value: object) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from formats import codecs, layout, sniff
 from formats.errors import CorruptFile, UnsupportedVersion, WriteFailed
-from formats.fields import Fields, is_hex
+from formats.fields import Fields, all_hex
 from formats.hashing import DIGITS, digest
 from formats.layout import TensorInfo
 from formats.metadata import Metadata
@@ -292,7 +292,9 @@ def _coded(info: TensorInfo, row: object, block_bytes: int) -> TensorInfo:
     if coded:
         count, high = layout.block_count(info.size, block_bytes), codecs.most_stored(block_bytes)
         wanted = f"a list of {count} whole numbers from 1 to {high}"
-        sizes = _list(get, "sizes", count, lambda size: type(size) is int and 1 <= size <= high, wanted)
+        sizes = _list(
+            get, "sizes", count, lambda found: all(type(size) is int and 1 <= size <= high for size in found), wanted
+        )
         if not count or not codecs.worthwhile(info.size, sum(sizes)):
             raise CorruptFile(f"is compressed from {info.size} to {sum(sizes)} bytes: not worth it", where=info.name)
         return replace(info, codec=codec, sizes=tuple(sizes))
@@ -307,15 +309,15 @@ def _hashed(info: TensorInfo, row: object, block_bytes: int) -> TensorInfo:
     get = Fields(row, f"metadata tensors[{info.name}]", keys)
     count = layout.block_count(info.size, block_bytes)
     wanted = f"a list of {count} hashes of {DIGITS} hexadecimal digits"
-    hashes = [_list(get, key, count, lambda item: is_hex(item, DIGITS), wanted) for key in keys[2:]]
+    hashes = [_list(get, key, count, lambda found: all_hex(found, DIGITS), wanted) for key in keys[2:]]
     if list(get.values) != list(keys):
         raise CorruptFile("has its keys out of order", where=get.where)
     return replace(info, blocks=tuple(hashes[0]), stored=tuple(hashes[1]) if len(hashes) > 1 else ())
 
 
-def _list(get: Fields, key: str, count: int, fits: Callable[[Any], bool], wanted: str) -> list[Any]:
+def _list(get: Fields, key: str, count: int, fits: Callable[[list[Any]], bool], wanted: str) -> list[Any]:
     value = get.values[key]
-    if type(value) is not list or len(value) != count or not all(fits(item) for item in value):
+    if type(value) is not list or len(value) != count or not fits(value):
         raise get.wrong(key, wanted)
     return value
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from formats.blocks import block_place, check_block, run_all
+from formats.blocks import block_place, blocks_before, check_block, check_blocks, run_all
 from formats.entries import torch_dtype
 from formats.header import Header
 from formats.layout import ITEM_BYTES, TensorInfo
@@ -37,11 +37,12 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Block:
-    """A block of a tensor and the file bytes [start, stop) that it is stored in."""
+class Span:
+    """Blocks [first, last) of a tensor and the file bytes [start, stop) that they are stored in, end to end."""
 
     info: TensorInfo
-    number: int
+    first: int
+    last: int
     start: int
     stop: int
 
@@ -52,7 +53,7 @@ class Read:
 
     start: int
     stop: int
-    blocks: tuple[Block, ...]
+    spans: tuple[Span, ...]
 
 
 def plan_reads(header: Header, parts: Iterable[Part], *, gap: int, longest: int) -> tuple[Read, ...]:
@@ -60,13 +61,17 @@ def plan_reads(header: Header, parts: Iterable[Part], *, gap: int, longest: int)
 
     Blocks with at most `gap` bytes between them share a read, of at most `longest` bytes unless one block is longer.
     """
-    runs: list[list[Block]] = []
-    for block in _blocks(header, parts):
-        near = bool(runs) and block.start - runs[-1][-1].stop <= gap and block.stop - runs[-1][0].start <= longest
-        if near:
-            runs[-1].append(block)
-        else:
-            runs.append([block])
+    runs: list[list[Span]] = []
+    for info, first, last in _wanted_blocks(header, parts):
+        while first < last:
+            start, stop = block_place(header, info, first)
+            if runs and start - runs[-1][-1].stop <= gap and stop - runs[-1][0].start <= longest:
+                end = blocks_before(header, info, runs[-1][0].start + longest, last)
+            else:
+                runs.append([])
+                end = max(first + 1, blocks_before(header, info, start + longest, last))
+            runs[-1].append(Span(info, first, end, start, block_place(header, info, end - 1)[1]))
+            first = end
     return tuple(Read(run[0].start, run[-1].stop, tuple(run)) for run in runs)
 
 
@@ -91,14 +96,13 @@ def read_parts(
     for part, out in wanted:
         assert 0 <= part.start <= part.stop <= part.info.size
         assert part.size == (len(out) if isinstance(out, memoryview) else len(out) * ITEM_BYTES[part.info.dtype])
-        for number in _numbers(header, part):
-            places.setdefault((part.info.name, number), []).append((part, out))
+        places.setdefault(part.info.name, []).append((part, out))
     reads = plan_reads(header, (part for part, _ in wanted), gap=source.gap, longest=source.longest)
     tasks = (partial(_read, source, header, read, places, buffers) for read in reads)
     run_all(tasks, min(threads, buffers.count, len(reads)))
 
 
-_Places = dict[tuple[str, int], list[tuple[Part, "memoryview | Tensor"]]]
+_Places = dict[str, list[tuple[Part, "memoryview | Tensor"]]]  # of each tensor
 
 
 class _Run:
@@ -131,36 +135,47 @@ def _read(source: Source, header: Header, read: Read, places: _Places, buffers: 
     with buffers.pair() as (stored, unpacked):
         data = stored.take(read.stop - read.start)
         source.read_into(read.start, data)
-        # Blocks that were decompressed are gathered until they are as many as a read has.
-        room = max(source.longest, header.block_bytes)
-        raw_data = memoryview(b"")
-        raw_runs: list[_Run] = []
         runs: list[_Run] = []
-        filled = 0
-        for block in read.blocks:
-            at = block.start - read.start
-            raw = check_block(header, block.info, block.number, data[at : block.stop - read.start])
-            if block.info.codec == "raw":
-                _add(runs, block, header, places, at, len(raw))
+        coded: list[Span] = []
+        for span in read.spans:
+            if span.info.codec != "raw":
+                coded.append(span)
                 continue
-            if filled + len(raw) > len(raw_data):
-                _copy_all(raw_runs, unpacked, raw_data)
-                unpacked.sent()
-                left = sum(min(header.block_bytes, each.info.size) for each in read.blocks)
-                raw_data, filled = unpacked.take(min(room, left)), 0
-            raw_data[filled : filled + len(raw)] = raw
-            _add(raw_runs, block, header, places, filled, len(raw))
-            filled += len(raw)
+            at = span.start - read.start
+            check_blocks(header, span.info, span.first, span.last, data[at : span.stop - read.start])
+            _add(runs, places[span.info.name], span.first * header.block_bytes, at, span.stop - span.start)
         _copy_all(runs, stored, data)
-        _copy_all(raw_runs, unpacked, raw_data)
+        if coded:
+            _unpack(header, read, coded, data, places, unpacked, max(source.longest, header.block_bytes))
 
 
-def _add(runs: list[_Run], block: Block, header: Header, places: _Places, at: int, size: int) -> None:
-    """What is wanted of a block whose `size` raw bytes stand at `at` of a buffer."""
-    first = block.number * header.block_bytes
-    for part, out in places[block.info.name, block.number]:
+def _unpack(
+    header: Header, read: Read, spans: Sequence[Span], data: memoryview, places: _Places, unpacked: Buffer, room: int
+) -> None:
+    """Compressed blocks, whose bytes are in `data`: gathered in the buffer until they are as many as a read has, `room` bytes."""
+    blocks = [(span.info, number) for span in spans for number in range(span.first, span.last)]
+    left = sum(min(header.block_bytes, info.size) for info, _ in blocks)
+    raw_data = memoryview(b"")
+    runs: list[_Run] = []
+    filled = 0
+    for info, number in blocks:
+        start, stop = block_place(header, info, number)
+        raw = check_block(header, info, number, data[start - read.start : stop - read.start])
+        if filled + len(raw) > len(raw_data):
+            _copy_all(runs, unpacked, raw_data)
+            unpacked.sent()
+            raw_data, filled = unpacked.take(min(room, left)), 0
+        raw_data[filled : filled + len(raw)] = raw
+        _add(runs, places[info.name], number * header.block_bytes, filled, len(raw))
+        filled += len(raw)
+    _copy_all(runs, unpacked, raw_data)
+
+
+def _add(runs: list[_Run], wanted: list[tuple[Part, memoryview | Tensor]], first: int, at: int, size: int) -> None:
+    """What is wanted of `size` raw bytes of a tensor, from its byte `first` on, which stand at `at` of a buffer."""
+    for part, out in wanted:
         low, high = max(part.start, first), min(part.stop, first + size)
-        if not (runs and runs[-1].goes_on(part, low, high, at + low - first)):
+        if low < high and not (runs and runs[-1].goes_on(part, low, high, at + low - first)):
             runs.append(_Run(part, out, low, high, at + low - first))
 
 
@@ -170,19 +185,21 @@ def _copy_all(runs: list[_Run], buffer: Buffer, data: memoryview) -> None:
     runs.clear()
 
 
-def _blocks(header: Header, parts: Iterable[Part]) -> Iterator[Block]:
-    """Every block that covers some of the parts, once, in file order."""
-    numbers: dict[str, set[int]] = {}
+def _wanted_blocks(header: Header, parts: Iterable[Part]) -> Iterator[tuple[TensorInfo, int, int]]:
+    """The blocks [first, last) of each tensor that cover some of the parts, each once, in file order."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
     infos: dict[str, TensorInfo] = {}
     for part in parts:
-        infos[part.info.name] = part.info
-        numbers.setdefault(part.info.name, set()).update(_numbers(header, part))
+        if part.start < part.stop:
+            infos[part.info.name] = part.info
+            blocks = part.start // header.block_bytes, -(-part.stop // header.block_bytes)
+            ranges.setdefault(part.info.name, []).append(blocks)
     for info in sorted(infos.values(), key=lambda info: info.start):
-        for number in sorted(numbers[info.name]):
-            yield Block(info, number, *block_place(header, info, number))
-
-
-def _numbers(header: Header, part: Part) -> range:
-    if part.start == part.stop:
-        return range(0)
-    return range(part.start // header.block_bytes, -(-part.stop // header.block_bytes))
+        first, last = 0, 0
+        for low, high in sorted(ranges[info.name]):
+            if low > last:
+                if first < last:
+                    yield info, first, last
+                first = low
+            last = max(last, high)
+        yield info, first, last

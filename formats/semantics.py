@@ -62,6 +62,11 @@ def check_groups(index: int, layer: LayerInfo, quantization: Quantization, offse
         )
 
 
+def has_codes(info: TensorInfo) -> bool:
+    """Whether `check_codes` has anything to check in this tensor."""
+    return info.field in SCALE_FIELDS or info.dtype == "float8_e4m3fn" or info.spare
+
+
 def check_codes(info: TensorInfo, start: int, raw: memoryview) -> None:
     """Codes and grids of quantised entries, from byte `start` of their tensor on; nothing to check in other tensors."""
     import numpy

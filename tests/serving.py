@@ -7,13 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from openai import OpenAI
+import pytest
 
 from dropkv.library import KVFile
 from dropkv.serve.app import Report, Server, make_app
 from dropkv.serve.listening import Listener, address_of, take_port
 from dropkv.serve.shelf import Shelf
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 
 @dataclass
@@ -27,8 +31,9 @@ class Served:
 
     def client(self, **options: object) -> OpenAI:
         """A client that tries everything once, so that nothing is covered up."""
+        openai = pytest.importorskip("openai", reason="pip install 'dropkv[test]'")
         settings = {"api_key": "none", "max_retries": 0, "timeout": 60.0, **options}
-        return OpenAI(base_url=f"{self.address}/v1", **settings)  # type: ignore[arg-type]
+        return openai.OpenAI(base_url=f"{self.address}/v1", **settings)  # type: ignore[arg-type]
 
     @property
     def idle(self) -> bool:

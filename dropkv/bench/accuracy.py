@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dropkv.bench.answers import Row, answer_rows
 from dropkv.bench.plan import WITHOUT_BUDGET, AccuracyPlan, Setting
-from dropkv.bench.results import Line, Results, key_of
+from dropkv.bench.results import KEY, Line, Results, key_of
+from dropkv.bench.speed.machine import machine
 from dropkv.bench.survey import Survey, survey
 from dropkv.bench.tasks import Question, Sample, Task
 from dropkv.bench.tasks import get as get_task
@@ -76,6 +77,39 @@ def lines_of(model: Model, plan: AccuracyPlan, results: Results) -> list[Line]:
     ]
 
 
+def may_be_measured(plan: AccuracyPlan, results: Results) -> bool:
+    """Whether the results hold a line of any model for every cell and sample of a plan: cheap to tell, without a tokenizer."""
+    place = [
+        KEY.index(name) for name in ("task", "length", "setting", "observer", "method", "budget", "seed", "sample")
+    ]
+    found = {tuple(key[at] for at in place) for key in results.done}
+    return all(
+        (task, length, setting, cell.observer, cell.method, cell.budget, plan.seed, sample) in found
+        for setting in plan.settings
+        for cell in cells_of(plan, setting)
+        for task in plan.tasks
+        for length in plan.lengths
+        for sample in range(plan.samples)
+    )
+
+
+def is_measured(model: Model, plan: AccuracyPlan, results: Results) -> bool:
+    """Whether the results hold every line of a plan, so that a run would measure nothing. The model may lack its weights.
+
+    Raises UsageError as `run_accuracy` does for the tasks.
+    """
+    seam = Seam.of(model.tokenizer, name=model.id)
+    for name in plan.tasks:
+        task = get_task(name, data=plan.data, essay=plan.essay)
+        for length in plan.lengths:
+            samples = list(task.samples(model.tokenizer, length, plan.samples, plan.seed, len(seam.head_ids)))
+            for setting in plan.settings:
+                cells = cells_of(plan, setting)
+                if any(_missing(plan, task, sample, setting, cells, results, model) for sample in samples):
+                    return False
+    return True
+
+
 def check_budgets(plan: AccuracyPlan, head_tokens: int) -> None:
     """Raise UsageError when a method would keep more than a budget asks for: its forced entries alone are more."""
     from dropkv import methods
@@ -113,6 +147,7 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note)
                 f"length {length} leaves no room to answer: {model.id} has {positions} positions for it, "
                 f"use --lengths {positions - 128} or less"
             )
+    results.machine = machine(model)
     for name in plan.tasks:
         try:
             task = get_task(name, data=plan.data, essay=plan.essay)

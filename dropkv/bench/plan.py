@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dropkv.errors import DropkvError, UsageError
-from dropkv.method_names import method_files
+from dropkv.method_names import method_file, method_files
 
 Setting = Literal["question-free", "question-aware"]
 
@@ -75,11 +75,9 @@ class AccuracyPlan:
 
     def check_methods(self) -> None:
         """Raise UsageError with the nearest names for a method that does not exist."""
-        from dropkv import methods
-
         for name in self.methods:
             if name not in CONTROLS:
-                methods.get(name)
+                method_file(name)
 
 
 def read_plan(path: str | Path, **overrides: Any) -> AccuracyPlan:
@@ -122,11 +120,15 @@ GROUPS = {
         *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2", "niah_multikey_3"),
         *("niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2"),
     ),
+    "all-longbench": (
+        *("narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique", "gov_report", "qmsum"),
+        *("multi_news", "trec", "triviaqa", "samsum", "passage_count", "passage_retrieval_en", "lcc", "repobench-p"),
+    ),
 }
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
-    """Task names with the groups all-needle and all-ruler spelt out, each once."""
+    """Task names with the groups spelt out, each once."""
     return tuple(dict.fromkeys(task for name in names for task in GROUPS.get(name, (name,))))
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dropkv.errors import UsageError
+from dropkv.errors import ResultsError
 
 VERSION = 1
 LINES = "lines.jsonl"
+MACHINES = "machines.jsonl"  # beside them: what they were measured on, a line for each machine and its versions
 
 Line = dict[str, Any]
 Key = tuple[Any, ...]
@@ -27,7 +28,7 @@ def key_of(line: Line, names: Sequence[str] = KEY) -> Key:
 class Results:
     """Result lines in a file of a folder; key: the names of what makes a line the only one.
 
-    Raises UsageError for a folder of another version or with a damaged line that is not the last.
+    Raises ResultsError for a folder of another version or with a damaged line that is not the last.
     """
 
     def __init__(self, folder: str | Path, name: str = LINES, key: Sequence[str] = KEY) -> None:
@@ -36,7 +37,8 @@ class Results:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{folder}: cannot hold results ({error.strerror}): name another folder") from None
+            raise ResultsError(f"{folder}: cannot hold results ({error.strerror}): name another folder") from None
+        self.machine: Line | None = None  # what added lines are measured on, where that is to be kept
         self.done: set[Key] = set()
         whole = 0
         if self.path.exists():
@@ -54,20 +56,33 @@ class Results:
             line = json.loads(raw)
         except ValueError:
             if raw.endswith(b"\n"):
-                raise UsageError(f"{self.path}: line {number} is damaged: remove it, or name another folder") from None
+                raise ResultsError(
+                    f"{self.path}: line {number} is damaged: remove it, or name another folder"
+                ) from None
             return None
         if not isinstance(line, dict) or line.get("version") != VERSION:
-            raise UsageError(f"{self.path}: line {number} is of another version: name another folder")
+            raise ResultsError(f"{self.path}: line {number} is of another version: name another folder")
         return line if raw.endswith(b"\n") else None
 
     def add(self, lines: Iterable[Line]) -> None:
-        """Append lines; on disk when this returns."""
-        fresh = [{"version": VERSION, **line} for line in lines]
+        """Append the lines that are not there yet; on disk when this returns."""
+        fresh = [{"version": VERSION, **line} for line in lines if key_of(line, self._key) not in self.done]
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in fresh)
             file.flush()
             os.fsync(file.fileno())
         self.done.update(key_of(line, self._key) for line in fresh)
+        if self.machine is not None and fresh:
+            self._note(self.machine)
+            self.machine = None
+
+    def _note(self, machine: Line) -> None:
+        """Keep what lines were measured on, unless it is known but for the date."""
+        path = self.path.with_name(MACHINES)
+        known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if not any(json.loads(line) == machine | {"date": json.loads(line).get("date")} for line in known):
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(machine, ensure_ascii=False) + "\n")
 
     def read(self) -> Iterator[Line]:
         """All lines of the folder."""

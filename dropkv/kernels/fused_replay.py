@@ -5,9 +5,11 @@ query head) rows of one probe and KV head, and makes outputs and log-sum-exps. T
 rows that observe them: with the log-sum-exps known, two products per tile give p and ||a - v||, and the maximum over the rows stays in
 registers. Probabilities are never written, keys and values are read where they lie, and nothing is repeated per query head.
 
-A key with p > 1/2, at most one per row, is scored by the first kernel, which still has the row's output in float32: 1 - p is the sum of the
+A key with p > 1/2, at most one per row, is scored by the first kernel, which still has the row's sums in float32: 1 - p is the sum of the
 other weights, and a - v is made directly instead of from squares that cancel. The second kernel takes such a p as 1/2, which is never more;
 where steps are added up, the first one leaves each row's exact step and its place, and the second puts it in.
+The largest weight is 1 only but for the rounding of its logit (a fused multiply-add does not round the product that is subtracted), so it is
+taken out of the sums as it went in. Weights of float16 are enlarged, since it has no small numbers.
 The plain-torch twin is `dropkv.kernels.probe.probe_attention`.
 """
 
@@ -23,6 +25,7 @@ from torch import Tensor
 
 LOG2E = 1.4426950408889634
 EPS = tl.constexpr(1e-6)
+ENLARGED = 14  # a power of two: 2^14 is the largest weight then, and float16 holds up to 2^16
 
 
 @dataclass(frozen=True)
@@ -99,12 +102,14 @@ def fused_replay(
         "BD": max(16, triton.next_power_of_2(d)),
         "BDV": max(16, triton.next_power_of_2(d_v)),
     }
+    enlarged = ENLARGED if v.dtype == torch.float16 else 0
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # where Triton launches
         _attend[(len(prepared.rows), kv_heads)](
             q, k, v, own_k, own_v, out, log_sum, square, exact, where, scores, prepared.places, prepared.rows, scale * LOG2E,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             own_k.stride(0), own_k.stride(1), own_v.stride(0), own_v.stride(1), out.stride(0), out.stride(1), n, tokens,
-            **shape, ODDS=odds or every, EVERY=every, BM=tiles.rows, BN=tiles.columns, num_warps=tiles.warps, num_stages=tiles.stages,
+            **shape, ODDS=odds or every, EVERY=every, BM=tiles.rows, BN=tiles.columns, MORE=enlarged, num_warps=tiles.warps,
+            num_stages=tiles.stages,
         )  # fmt: skip
         grid = (len(prepared.keys), kv_heads)
         strides = (
@@ -147,11 +152,14 @@ def _lines(base, stride, lines, last, width, BD: tl.constexpr, D: tl.constexpr, 
 
 @triton.jit
 def _range(
-    q, key_base, key_stride, value_base, value_stride, first, last, token, biggest, total, acc, where, factor,
+    q, key_base, key_stride, value_base, value_stride, first, last, token, biggest, base, total, acc, where, factor,
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, BN: tl.constexpr,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, TRACK: tl.constexpr,
+    MORE: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, TRACK: tl.constexpr,
 ):  # fmt: skip
-    """One range of keys into the running softmax of every row; where: the largest one's index, as far as it is tracked."""
+    """One range of keys into the running softmax of every row, whose weights are 2^(s * factor - base).
+
+    biggest: the largest s, base: its product with the factor, less MORE; where: its key's index, as far as it is tracked.
+    """
     width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
     for start in range(first, last, BN):
         lines = start + tl.arange(0, BN)
@@ -166,14 +174,15 @@ def _range(
         if TRACK:
             found = tl.max(tl.where(s == largest[:, None], lines[None, :], -1), 1)
             where = tl.where(largest > biggest, found, where)
-        base = tl.where(new == -float("inf"), 0.0, new) * factor
-        weights = tl.exp2(s * factor - base[:, None])
-        fade = tl.exp2(biggest * factor - base)
+        shift = tl.where(new == -float("inf"), 0.0, new) * factor - MORE
+        weights = tl.exp2(tl.fma(s, factor, -shift[:, None]))
+        fade = tl.exp2(base - shift)
         v = _lines(value_base, value_stride, lines, last, value_width, BDV, DV, MASK)
         total = total * fade + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         biggest = new
-    return biggest, total, acc, where
+        base = tl.where(new == -float("inf"), -float("inf"), shift)
+    return biggest, base, total, acc, where
 
 
 @triton.jit
@@ -181,7 +190,7 @@ def _attend(
     Q, K, V, OWN_K, OWN_V, OUT, LOG_SUM, SQUARE, EXACT, WHERE, SCORES, PLACES, TILES, factor,
     q_head, q_token, k_head, k_token, v_head, v_token, ok_head, ok_token, ov_head, ov_token, o_head, o_token, n, tokens,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, ODDS: tl.constexpr,
-    EVERY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    EVERY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     place = PLACES + tl.load(TILES + tile * 2) * 7
@@ -200,27 +209,28 @@ def _attend(
     k_base, v_base = K + head.to(tl.int64) * k_head, V + head.to(tl.int64) * v_head
     ok_base, ov_base = OWN_K + head.to(tl.int64) * ok_head, OWN_V + head.to(tl.int64) * ov_head
     biggest = tl.full([BM], -float("inf"), tl.float32)
+    base = biggest
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
     where = tl.full([BM], -1, tl.int32)
     full = first + (last - first) // BN * BN
-    biggest, total, acc, where = _range(
-        q, k_base, k_token, v_base, v_token, first, full, token, biggest, total, acc, where, factor, D, DV, BD, BDV, BN,
+    biggest, base, total, acc, where = _range(
+        q, k_base, k_token, v_base, v_token, first, full, token, biggest, base, total, acc, where, factor, D, DV, BD, BDV, BN, MORE,
         False, False, ODDS,
     )  # fmt: skip
-    biggest, total, acc, where = _range(
-        q, k_base, k_token, v_base, v_token, full, last, token, biggest, total, acc, where, factor, D, DV, BD, BDV, BN,
+    biggest, base, total, acc, where = _range(
+        q, k_base, k_token, v_base, v_token, full, last, token, biggest, base, total, acc, where, factor, D, DV, BD, BDV, BN, MORE,
         True, False, ODDS,
     )  # fmt: skip
     scored = biggest
-    biggest, total, acc, where = _range(
-        q, k_base, k_token, v_base, v_token, sink_first, sink_last, token, biggest, total, acc, where, factor,
-        D, DV, BD, BDV, BN, True, False, False,
+    biggest, base, total, acc, where = _range(
+        q, k_base, k_token, v_base, v_token, sink_first, sink_last, token, biggest, base, total, acc, where, factor,
+        D, DV, BD, BDV, BN, MORE, True, False, False,
     )  # fmt: skip
     newest = tl.minimum(stop, tl.max(token, 0) + 1)
-    biggest, total, acc, where = _range(
-        q, ok_base, ok_token, ov_base, ov_token, start, newest, token, biggest, total, acc, where, factor,
-        D, DV, BD, BDV, BN, True, True, False,
+    biggest, base, total, acc, where = _range(
+        q, ok_base, ok_token, ov_base, ov_token, start, newest, token, biggest, base, total, acc, where, factor,
+        D, DV, BD, BDV, BN, MORE, True, True, False,
     )  # fmt: skip
 
     share = 1.0 / total
@@ -229,18 +239,22 @@ def _attend(
     o_place = query_head[:, None].to(tl.int64) * o_head + token[:, None].to(tl.int64) * o_token + value_width[None, :]
     tl.store(OUT + o_place, narrow, mask=real[:, None] & (value_width < DV)[None, :])
     line = query_head.to(tl.int64) * tokens + token
-    tl.store(LOG_SUM + line, biggest * factor + tl.log2(total), mask=real)
+    tl.store(LOG_SUM + line, base + tl.log2(total), mask=real)
     if ODDS:
         wide = narrow.to(tl.float32)
         tl.store(SQUARE + line, tl.sum(wide * wide, 1), mask=real)
-        loud = real & (token >= observing) & (total < 2.0) & (scored == biggest)
+        most = tl.exp2(tl.fma(biggest, factor, -base))
+        loud = real & (token >= observing) & (total < 2.0 * most) & (scored == biggest)
         if EVERY:
             tl.store(WHERE + line, tl.where(loud, where, -1), mask=real)
         if tl.max(loud.to(tl.int32), 0) > 0:
             mask = loud[:, None] & (value_width < DV)[None, :]
             own = tl.load(v_base + where[:, None].to(tl.int64) * v_token + value_width[None, :], mask=mask, other=0.0)
-            gap = a - own.to(tl.float32)
-            odds = share / ((total - 1.0) * share + EPS)
+            rest = total - most
+            in_sum = most.to(V.dtype.element_ty).to(tl.float32)
+            own = own.to(tl.float32)
+            gap = ((acc - in_sum[:, None] * own) - rest[:, None] * own) * share[:, None]
+            odds = most * share / (rest * share + EPS)
             score = odds * odds * tl.sum(gap * gap, 1)
             tl.atomic_max(SCORES + head.to(tl.int64) * n + where, score, mask=loud, sem="relaxed")
             if EVERY:

@@ -5,7 +5,8 @@ searched digit by digit: each pass counts the entries under the digits so far by
 well: at a threshold T they keep sum over heads of max(floor, entries above T), which falls as T rises. As soon as what lies at or above the
 digits so far fits into memory with a little to spare, usually after two passes, it is compacted, sorted in tiles and merged by rank; the
 exact cut is made in the sorted lists. Where ties are so many that they never fit, all eight digits are found, and ties taken by position.
-The passes are one launch, whose programs hold their keys and wait for one another; nothing is read back by the host.
+The passes are one launch, whose programs hold the upper halves of their keys and wait for one another; nothing is read back by the host. The
+lower halves are made where they are needed: of what is compacted, and in the rare passes over them.
 
 Max pooling happens while scores are read; no pooled copy exists.
 """
@@ -26,6 +27,7 @@ PASSES = tl.constexpr(8)
 PHASES = 10  # the passes, then counting and compaction where ties are too many
 # Counters before the histograms: one a phase, for programs to meet at, and last the phase that compacted.
 HEADER = tl.constexpr(64)
+SMALL = 1024  # scores of a tile where the lower halves of keys are needed
 SPARE = 4096  # entries beside an eighth of the kept ones that may be sorted for nothing
 EVERY = tl.constexpr(2147483647)
 FORCED = tl.constexpr(2147483647)  # above the key of any number
@@ -61,11 +63,12 @@ def select_entries(
     scores = scores.contiguous()
     ranked = scores if pooled is None else pooled.contiguous()
     block, programs, together = _grid(scores)
-    tiles, wide, bins = triton.cdiv(n, block), int(triton.next_power_of_2(heads)), (1 + adaptive) * 8 * heads
+    small = min(block, SMALL)
+    wide, bins = int(triton.next_power_of_2(heads)), (1 + adaptive) * 8 * heads
     spare = min(heads * n, total + total // 8 + SPARE)
     counters = torch.zeros(HEADER.value + bins * 256 + heads, dtype=torch.int32, device=device)
     state = torch.empty((bins + heads) * 3, dtype=torch.int64, device=device)
-    above = torch.empty((2, heads, tiles), dtype=torch.int32, device=device)
+    above = torch.empty((2, heads, triton.cdiv(n, small)), dtype=torch.int32, device=device)
     counts = torch.empty(heads, dtype=torch.int64, device=device)
     offsets = torch.empty(heads + 1, dtype=torch.int32, device=device)
     keys = torch.empty((2, spare), dtype=torch.int64, device=device)
@@ -74,7 +77,7 @@ def select_entries(
         _choose[(programs, heads)](
             scores, ranked, counters, state, above, counts, offsets, keys, lines, n, *ends, heads, floor, places, spare, first,
             PHASES if together else first + 1, ADAPTIVE=adaptive, HP=wide, POOL=pool if pooled is None else 0, BLOCK=block,
-            ONE=programs >= tiles, TOGETHER=together, num_warps=max(4, min(16, block // 512)),
+            SMALL=small, ONE=programs >= triton.cdiv(n, block), TOGETHER=together, num_warps=max(4, min(16, block // 512)),
             **({"launch_cooperative_grid": True} if together else {}),
         )  # fmt: skip
     positions, admit = sort_and_cut(
@@ -111,23 +114,28 @@ def _integer(x):
 
 
 @triton.jit
-def _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL: tl.constexpr):
-    """The key of each of a head's entries: pooled score, then unpooled score; forced ones above all others, the newest first."""
+def _high_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL: tl.constexpr):
+    """The upper half of the key of each of a head's entries: its pooled score; forced ones above all others."""
     inside = lines < n
     row = head.to(tl.int64) * n
-    raw = tl.load(SCORES + row + lines, mask=inside, other=-float("inf"))
     if POOL == 0:
         pooled = tl.load(RANKED + row + lines, mask=inside, other=-float("inf"))
     else:
-        pooled = raw
+        pooled = tl.load(SCORES + row + lines, mask=inside, other=-float("inf"))
         for step in tl.static_range(1, POOL // 2 + 1):
             before = tl.load(SCORES + row + lines - step, mask=inside & (lines >= step), other=-float("inf"))
             behind = tl.load(SCORES + row + lines + step, mask=lines + step < n, other=-float("inf"))
             pooled = tl.maximum(pooled, tl.maximum(before, behind))
+    return tl.where((lines < forced_first) | (lines >= forced_from), FORCED, _integer(pooled))
+
+
+@triton.jit
+def _key_of(SCORES, high, head, lines, wanted, n, forced_first, forced_from):
+    """The keys of wanted entries: their upper half, then the unpooled score; of forced ones the newest first."""
+    raw = tl.load(SCORES + head.to(tl.int64) * n + lines, mask=wanted, other=-float("inf"))
     forced = (lines < forced_first) | (lines >= forced_from)
-    high = tl.where(forced, FORCED, _integer(pooled)).to(tl.int64)
     low = tl.where(forced, lines.to(tl.int64), _integer(raw).to(tl.int64) + 2147483648)
-    return (high << 32) + low
+    return (high.to(tl.int64) << 32) + low
 
 
 @triton.jit
@@ -141,15 +149,24 @@ def _deeper(prefix, above, done, digit, own, up_to, exactly, number):
 
 @triton.jit
 def _all_digits(HISTOGRAMS, STATE, number, heads, floor, places, LAYER: tl.constexpr, HP: tl.constexpr):
-    """The searches of all heads [HP], or the layer's one search: (prefix, entries above it, whether nothing below is needed, entries at it)."""
+    """The searches of all heads [HP], or the layer's one search: (prefix, entries above it, whether nothing below is needed, entries at it).
+
+    The layer's states and histograms stand behind the heads' own ones; where a head's own search is at the layer's digits, one count serves both.
+    """
     head = tl.arange(0, HP)
     real = head < heads
     place = (number - 1) * heads + head
-    prefix = tl.load(STATE + place * 3, mask=real, other=0)
-    above = tl.load(STATE + place * 3 + 1, mask=real, other=0).to(tl.int32)
-    done = tl.load(STATE + place * 3 + 2, mask=real, other=0).to(tl.int32)
+    second = 8 * heads if LAYER else 0
+    prefix = tl.load(STATE + (second + place) * 3, mask=real, other=0)
+    above = tl.load(STATE + (second + place) * 3 + 1, mask=real, other=0).to(tl.int32)
+    done = tl.load(STATE + (second + place) * 3 + 2, mask=real, other=0).to(tl.int32)
+    row = place
+    if LAYER:
+        own_prefix = tl.load(STATE + place * 3, mask=real, other=0)
+        own_done = tl.load(STATE + place * 3 + 2, mask=real, other=0)
+        row = tl.where((own_prefix == prefix) & (own_done == 0), place, second + place)
     bins = tl.arange(0, 256)
-    counts = tl.load(HISTOGRAMS + place[:, None] * 256 + bins[None, :], mask=real[:, None], other=0)
+    counts = tl.load(HISTOGRAMS + row[:, None] * 256 + bins[None, :], mask=real[:, None], other=0)
     up_to = tl.cumsum(counts, 1, reverse=True) + above[:, None]
     if LAYER:
         taken = tl.sum(tl.where(real[:, None], tl.maximum(up_to - floor, 0), 0), 0)  # places that each digit would fill
@@ -168,13 +185,23 @@ def _all_digits(HISTOGRAMS, STATE, number, heads, floor, places, LAYER: tl.const
 
 @triton.jit
 def _add_digits(HISTOGRAMS, keys, inside, prefix, shift, number, place):
-    """Count the next digit of the entries whose digits so far are `prefix`."""
-    under = inside & ((number == 0) | ((keys >> tl.minimum(shift + 8, 63)) == prefix))
+    """Count the next digit of the entries whose digits so far are `prefix`; keys: of 64 bits, or their upper halves, shift: where the digit is."""
+    under = inside & ((number == 0) | ((keys >> tl.where(number == 0, shift, shift + 8)) == prefix))
     digit = ((keys >> shift) & 255).to(tl.int32)
     digit = tl.where(number == 0, digit ^ 128, digit)  # the first one has the sign
     counts = tl.histogram(digit, 256, mask=under)
     bins = tl.arange(0, 256)
     tl.atomic_add(HISTOGRAMS + place * 256 + bins, counts, mask=counts > 0, sem="relaxed")
+
+
+@triton.jit
+def _append(KEYS, LINES, CURSOR, begin, keys, lines, keep):
+    """Entries to keep, in any order, to the end of their head's list."""
+    taken = keep.to(tl.int32)
+    slot = begin + tl.atomic_add(CURSOR, tl.sum(taken, 0), sem="relaxed")
+    slots = slot + tl.cumsum(taken, 0) - taken
+    tl.store(KEYS + slots, keys, mask=keep)
+    tl.store(LINES + slots, lines, mask=keep)
 
 
 @triton.jit
@@ -249,13 +276,13 @@ def _store_counts(COUNTS, OFFSETS, heads, floor, sizes, ADAPTIVE: tl.constexpr, 
 def _choose(
     SCORES, RANKED, COUNTERS, STATE, ABOVE, COUNTS, OFFSETS, KEYS, LINES,
     n, forced_first, forced_from, heads, floor, places, spare, first, last,
-    ADAPTIVE: tl.constexpr, HP: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, TOGETHER: tl.constexpr,
+    ADAPTIVE: tl.constexpr, HP: tl.constexpr, POOL: tl.constexpr, BLOCK: tl.constexpr, SMALL: tl.constexpr, ONE: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """Phases `first` to `last` - 1. Every program works out the digits that the pass before it found; one of them leaves them to the next
     pass."""
     block, programs, head = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
     writes = (block == 0) & (head == 0)
-    tiles = (n + BLOCK - 1) // BLOCK
+    tiles, small_tiles = (n + BLOCK - 1) // BLOCK, (n + SMALL - 1) // SMALL
     second = PASSES * heads
     HISTOGRAMS = COUNTERS + HEADER
     LAYER_HISTOGRAMS, LAYER_STATE = HISTOGRAMS + second * 256, STATE + second * 3
@@ -263,7 +290,7 @@ def _choose(
     CURSORS, limits = HISTOGRAMS + rows * 256, STATE + rows * 3
     if ONE:
         mine = block * BLOCK + tl.arange(0, BLOCK)
-        my_keys = _key_of(SCORES, RANKED, head, mine, n, forced_first, forced_from, POOL)
+        my_high = _high_of(SCORES, RANKED, head, mine, n, forced_first, forced_from, POOL)
     ended = tl.full((), 0, tl.int32)
     for phase in range(first, last):
         if not TOGETHER:  # the phase of an earlier launch that compacted, if one did
@@ -283,9 +310,8 @@ def _choose(
                 reach = above + own  # entries at or above the digits so far
                 limit = prefix << (64 - 8 * phase)
                 if ADAPTIVE:
-                    theirs = LAYER_HISTOGRAMS if phase > 1 else HISTOGRAMS  # of the first digit there is but one count
                     layer_prefix, layer_above, layer_done, layer_own = _all_digits(
-                        theirs, LAYER_STATE, phase, heads, floor, places, True, HP
+                        HISTOGRAMS, STATE, phase, heads, floor, places, True, HP
                     )
                     wider = layer_above + layer_own > reach
                     reach = tl.where(wider, layer_above + layer_own, reach)
@@ -298,17 +324,24 @@ def _choose(
                         _store_counts(COUNTS, OFFSETS, heads, floor, reach, ADAPTIVE, HP)
                     begin = _of(tl.cumsum(reach, 0) - reach, head, HP)
                     lowest = _of(limit, head, HP)
-                    for tile in range(block, tiles, programs):
-                        lines = tile * BLOCK + tl.arange(0, BLOCK)
-                        keys = (
-                            my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
-                        )
-                        keep = (lines < n) & (keys >= lowest)
-                        taken = keep.to(tl.int32)
-                        slot = begin + tl.atomic_add(CURSORS + head, tl.sum(taken, 0), sem="relaxed")
-                        slots = slot + tl.cumsum(taken, 0) - taken
-                        tl.store(KEYS + slots, keys, mask=keep)
-                        tl.store(LINES + slots, lines, mask=keep)
+                    if phase <= 4:  # nothing but zeros stands in the lower half of the limit
+                        least = (lowest >> 32).to(tl.int32)
+                        for tile in range(block, tiles, programs):
+                            lines = tile * BLOCK + tl.arange(0, BLOCK)
+                            high = (
+                                my_high
+                                if ONE
+                                else _high_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                            )
+                            keep = (lines < n) & (high >= least)
+                            keys = _key_of(SCORES, high, head, lines, keep, n, forced_first, forced_from)
+                            _append(KEYS, LINES, CURSORS + head, begin, keys, lines, keep)
+                    else:
+                        for tile in range(block, small_tiles, programs):
+                            lines = tile * SMALL + tl.arange(0, SMALL)
+                            high = _high_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                            keys = _key_of(SCORES, high, head, lines, lines < n, n, forced_first, forced_from)
+                            _append(KEYS, LINES, CURSORS + head, begin, keys, lines, (lines < n) & (keys >= lowest))
             if ended == 0:
                 if phase < PASSES:
                     if writes:
@@ -318,16 +351,43 @@ def _choose(
                     my_prefix, my_done = _of(prefix, head, HP), _of(done, head, HP)
                     its_prefix, its_done = _of(layer_prefix, head, HP), _of(layer_done, head, HP)
                     row = phase * heads + head
-                    for tile in range(block, tiles, programs):
-                        lines = tile * BLOCK + tl.arange(0, BLOCK)
-                        keys = (
-                            my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
-                        )
-                        if my_done == 0:
-                            _add_digits(HISTOGRAMS, keys, lines < n, my_prefix, 56 - 8 * phase, phase, row)
-                        if ADAPTIVE:  # noqa: SIM102 (known when the kernel is made)
-                            if (its_done == 0) & (phase > 0):
-                                _add_digits(LAYER_HISTOGRAMS, keys, lines < n, its_prefix, 56 - 8 * phase, phase, row)
+                    counts_own = my_done == 0
+                    counts_layer = (its_done == 0) & ((my_prefix != its_prefix) | (my_done != 0))
+                    if phase < 4:
+                        for tile in range(block, tiles, programs):
+                            lines = tile * BLOCK + tl.arange(0, BLOCK)
+                            high = (
+                                my_high
+                                if ONE
+                                else _high_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                            )
+                            if counts_own:
+                                _add_digits(
+                                    HISTOGRAMS, high, lines < n, my_prefix.to(tl.int32), 24 - 8 * phase, phase, row
+                                )
+                            if ADAPTIVE:  # noqa: SIM102 (known when the kernel is made)
+                                if counts_layer:
+                                    _add_digits(
+                                        LAYER_HISTOGRAMS,
+                                        high,
+                                        lines < n,
+                                        its_prefix.to(tl.int32),
+                                        24 - 8 * phase,
+                                        phase,
+                                        row,
+                                    )
+                    else:
+                        for tile in range(block, small_tiles, programs):
+                            lines = tile * SMALL + tl.arange(0, SMALL)
+                            high = _high_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                            keys = _key_of(SCORES, high, head, lines, lines < n, n, forced_first, forced_from)
+                            if counts_own:
+                                _add_digits(HISTOGRAMS, keys, lines < n, my_prefix, 56 - 8 * phase, phase, row)
+                            if ADAPTIVE:  # noqa: SIM102
+                                if counts_layer:
+                                    _add_digits(
+                                        LAYER_HISTOGRAMS, keys, lines < n, its_prefix, 56 - 8 * phase, phase, row
+                                    )
                 elif phase == PASSES:
                     limit, equal, kept = _settled(
                         prefix,
@@ -349,23 +409,23 @@ def _choose(
                         tl.store(limits + heads + every, equal.to(tl.int64), mask=every < heads)
                         _store_counts(COUNTS, OFFSETS, heads, floor, kept, ADAPTIVE, HP)
                     lowest = _of(limit, head, HP)
-                    for tile in range(block, tiles, programs):
-                        lines = tile * BLOCK + tl.arange(0, BLOCK)
-                        keys = (
-                            my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
-                        )
+                    for tile in range(block, small_tiles, programs):
+                        lines = tile * SMALL + tl.arange(0, SMALL)
+                        high = _high_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                        keys = _key_of(SCORES, high, head, lines, lines < n, n, forced_first, forced_from)
                         more = tl.sum(((lines < n) & (keys > lowest)).to(tl.int32), 0)
                         same = tl.sum(((lines < n) & (keys == lowest)).to(tl.int32), 0)
-                        tl.store(ABOVE + head * tiles + tile, more)
-                        tl.store(ABOVE + (heads + head) * tiles + tile, same)
+                        tl.store(ABOVE + head * small_tiles + tile, more)
+                        tl.store(ABOVE + (heads + head) * small_tiles + tile, same)
                 else:
                     lowest, needed = tl.load(limits + head), tl.load(limits + heads + head).to(tl.int32)
-                    for tile in range(block, tiles, programs):
-                        lines = tile * BLOCK + tl.arange(0, BLOCK)
-                        keys = (
-                            my_keys if ONE else _key_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                    for tile in range(block, small_tiles, programs):
+                        lines = tile * SMALL + tl.arange(0, SMALL)
+                        high = _high_of(SCORES, RANKED, head, lines, n, forced_first, forced_from, POOL)
+                        keys = _key_of(SCORES, high, head, lines, lines < n, n, forced_first, forced_from)
+                        _compact(
+                            ABOVE, OFFSETS, KEYS, LINES, keys, lines, n, lowest, needed, head, heads, tile, small_tiles
                         )
-                        _compact(ABOVE, OFFSETS, KEYS, LINES, keys, lines, n, lowest, needed, head, heads, tile, tiles)
 
 
 @triton.jit

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 
 from torch import Tensor
 
-from dropkv.errors import UsageError
-from dropkv.method_names import method_files
+from dropkv.method_names import method_file, method_files
 from dropkv.methods._base import (
     LARGEST_P,
     MAX_MAX,
@@ -54,13 +52,7 @@ def names() -> list[str]:
 
 def get(name: str) -> Method:
     """The method of that name; UsageError with the nearest names for any other."""
-    files = method_files()
-    known = sorted(files)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        advice = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}"
-        raise UsageError(f"unknown method {name!r}: {advice}")
-    method: Method = import_module(f"{__name__}.{files[name]}").METHOD
+    method: Method = import_module(f"{__name__}.{method_file(name)}").METHOD
     return method
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,11 @@ from dropkv_cli.options import device_options, given, json_option, model_aliases
 from dropkv_cli.output import json_line, result, say
 from dropkv_cli.progress import waiting
 from dropkv_cli.shells import offer
+from formats.errors import show_path
+
+if TYPE_CHECKING:
+    from dropkv.bench.results import Results
+    from dropkv.models import Model
 
 DEFAULTS = AccuracyPlan()
 LISTS = ("tasks", "lengths", "methods", "budgets", "observers", "settings")
@@ -28,7 +34,12 @@ def _task_names() -> list[str]:
 @click.command("accuracy", short_help="Ask every method at every budget the same questions.")
 @click.argument("plan", metavar="[PLAN.toml]", required=False)
 @folder_option
-@list_option(DEFAULTS, "tasks", "Tasks, or `all-ruler`, `all-needle`; `dropkv bench tasks` lists them.", _task_names)
+@list_option(
+    DEFAULTS,
+    "tasks",
+    "Tasks, or a group: all-needle, all-ruler, all-longbench; `dropkv bench tasks` lists them.",
+    _task_names,
+)
 @list_option(DEFAULTS, "lengths", "Document tokens, template head included.")
 @list_option(
     DEFAULTS,
@@ -81,18 +92,21 @@ def command(
     the file. `dropkv bench report FOLDER` makes a page of the results.
     """
     chosen = _chosen(plan, options)
-    import_compiler()
-    _check_names(chosen)
+    able = _able(chosen)
     from dropkv.bench.results import Results
 
     results = Results(output)
-    waiting(f"loading {chosen.model} ...")
+    import_compiler()
     from dropkv.bench.accuracy import lines_of, run_accuracy
-    from dropkv.models import load_model
 
-    loaded = load_model(chosen.model, revision=revision, dtype=dtype, device=device, note=say)
-    run_accuracy(loaded, chosen, results, say)
-    lines = lines_of(loaded, chosen, results)
+    measured = _whole_folder(able, results, revision, dtype, device)
+    if measured is None:
+        from dropkv.models import load_model
+
+        waiting(f"loading {chosen.model} ...")
+        measured = load_model(chosen.model, revision=revision, dtype=dtype, device=device, note=say)
+        run_accuracy(measured, able, results, say)
+    lines = lines_of(measured, chosen, results)
     if as_json:
         for line in lines:
             json_line(line)
@@ -100,6 +114,21 @@ def command(
         from dropkv.bench.text import accuracy_tables
 
         result(accuracy_tables(lines))
+
+
+def _whole_folder(plan: AccuracyPlan, results: Results, revision: str | None, dtype: str, device: str) -> Model | None:
+    """The model without its weights where the folder holds all that a plan asks for, so that there is nothing to measure; else None."""
+    from dropkv.bench.accuracy import is_measured, may_be_measured
+
+    if not may_be_measured(plan, results):
+        return None
+    from dropkv.models import load_outline
+
+    outline = load_outline(plan.model, revision=revision, dtype=dtype, device=device)
+    if not is_measured(outline, plan, results):
+        return None
+    say(f"nothing to measure: {show_path(results.path.parent)} holds every line of this plan")
+    return outline
 
 
 def _chosen(plan: str | None, options: dict[str, Any]) -> AccuracyPlan:
@@ -125,22 +154,22 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _check_names(plan: AccuracyPlan) -> None:
-    """Raise UsageError or DocumentError for what would stop the run, before the model is loaded."""
-    from dropkv.bench.tasks import get, names
+def _able(plan: AccuracyPlan) -> AccuracyPlan:
+    """The plan with the tasks that can run here; what the others lack is said, once for each reason, before anything slow begins.
+
+    Raises UsageError or DocumentError for what would stop the run.
+    """
+    from dropkv.bench.tasks import lacking
 
     plan.check_methods()
     if plan.essay is not None:
         from dropkv.documents import read_document
 
         read_document(plan.essay)
-    known, lacking = names(), []
-    for name in plan.tasks:
-        try:
-            get(name, data=plan.data, essay=plan.essay)
-        except UsageError as error:
-            if name not in known:
-                raise
-            lacking.append(error)  # its data is not there: the run passes over it
-    if lacking and len(lacking) == len(plan.tasks):
-        raise lacking[0]
+    found = lacking(plan.tasks, data=plan.data, essay=plan.essay)
+    unable = [name for names in found.values() for name in names]
+    if len(unable) == len(plan.tasks):
+        raise UsageError("; ".join(f"{', '.join(names)}: {reason}" for reason, names in found.items()))
+    for reason, names in found.items():
+        say(f"skipped: {', '.join(names)}: {reason}")
+    return replace(plan, tasks=tuple(name for name in plan.tasks if name not in unable))

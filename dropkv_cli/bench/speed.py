@@ -9,6 +9,7 @@ import click
 
 from dropkv.bench.speed.plan import OBSERVERS, SIDES, SpeedPlan
 from dropkv.errors import UsageError
+from dropkv.method_names import method_file, method_files
 from dropkv_cli.bench.options import count_option, folder_option, list_option, parts_of, share_of
 from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import DEFAULT_MODEL, device_options, given, json_option, model_aliases
@@ -20,8 +21,6 @@ DEFAULTS = SpeedPlan()
 
 
 def _method_names() -> Iterable[str]:
-    from dropkv.method_names import method_files
-
     return sorted(method_files())
 
 
@@ -85,11 +84,9 @@ def command(
         from dropkv.bench.speed.shapes import check_shape
 
         check_shape(shape)
-    import_compiler()
-    from dropkv import methods
-
     for method in plan.methods:
-        methods.get(method)
+        method_file(method)
+    import_compiler()
     from dropkv.bench.speed.run import lines_of, open_results, run_speed
 
     results = open_results(output)

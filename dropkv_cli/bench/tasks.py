@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -38,5 +39,6 @@ def _row(name: str) -> dict[str, Any]:
     try:
         return {"task": name, "family": get(name).label, "needs": None}
     except UsageError as error:
+        package = re.search(r"the package \w+", str(error))
         needs = str(error).partition("needs ")[2].partition(";")[0]
-        return {"task": name, "family": "RULER-shaped", "needs": f"{needs}, with --data"}
+        return {"task": name, "family": "RULER-shaped", "needs": package[0] if package else f"{needs}, with --data"}

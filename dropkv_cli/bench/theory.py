@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dropkv.errors import UsageError
+from dropkv.errors import ResultsError
 from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, json_option, model_aliases, seed
 from dropkv_cli.output import json_line, result, say
@@ -104,7 +104,7 @@ def command(
 
 
 def _older(folder: str | None) -> list[dict[str, Any]]:
-    """The lines that a results folder holds already; the folder is made. Raises UsageError."""
+    """The lines that a results folder holds already; the folder is made. Raises ResultsError."""
     if folder is None:
         return []
     from dropkv_cli.bench.lines import THEORY, read_json_lines
@@ -113,7 +113,7 @@ def _older(folder: str | None) -> list[dict[str, Any]]:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = f"{show_path(folder)}: cannot hold results ({error.strerror})"
-        raise UsageError(f"{problem}: name another folder with -o") from None
+        raise ResultsError(f"{problem}: name another folder with -o") from None
     return read_json_lines(Path(folder) / THEORY)
 
 

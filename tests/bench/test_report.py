@@ -14,7 +14,7 @@ from dropkv.bench.report import render_report, write_report
 from dropkv.bench.report.groups import group
 from dropkv.bench.report.html import budget_name, plain, signed, size
 from dropkv.bench.report.lines import read_lines
-from dropkv.errors import UsageError
+from dropkv.errors import ResultsError
 from formats import FormatError
 from tests.bench.synthetic import accuracy_lines, line, needle_lines, theory_lines
 
@@ -165,6 +165,71 @@ def test_grid_and_head_budgets_are_drawn() -> None:
     assert 'fill-opacity="0.250"/><text class="weak mid"' in made
 
 
+def many_methods() -> list[dict[str, Any]]:
+    """Fifteen methods of falling accuracy at two budgets, the last two alike, and a control."""
+    right = [9, 5, *range(18, 6, -1), 7]
+    cells = [(f"m{number:02}", budget) for number in range(15) for budget in (0.25, 0.5)]
+    lines = [
+        line(method=method, budget=budget, sample=sample, score=float(sample < right[int(method[1:])] * 2 * budget))
+        for method, budget in cells
+        for sample in range(20)
+    ]
+    return [*lines, *(line(method="full", budget=1.0, observer="none", sample=sample) for sample in range(20))]
+
+
+def test_an_overview_has_a_row_for_each_method_and_the_rest_is_folded_away() -> None:
+    made = render_report(many_methods())
+    overview, cells = Page(made).tables[:2]
+    assert overview[0] == ["method", "25 %", "50 %"]
+    assert [row[0] for row in overview[1:4]] == ["m00", "m02", "m03"]  # the first, then the best
+    assert overview[1][1].startswith("25.0 ") and overview[1][2].startswith("45.0 ")  # 0 to 4 and 0 to 8 of 20
+    assert overview[2][2].startswith("90.0 +45.0, +")
+    assert overview[-1] == ["full", "100.0 83.9 to 100.0", "100.0 83.9 to 100.0"]
+    assert len(cells) == 32 and "<details><summary>All cells</summary>" in made
+    few = render_report(accuracy_lines(samples=2))
+    assert "<details open><summary>All cells</summary>" in few
+    assert len(Page(render_report([line()])).tables) == 2  # one budget needs no overview
+
+
+def test_charts_show_the_best_methods_and_buttons_bring_the_others() -> None:
+    made = render_report(many_methods())
+    buttons = re.findall(r'aria-pressed="(\w+)" data-toggle="(\d+)".*?</svg>([^<]*)</button>', made)
+    assert [name for state, _, name in buttons if state == "true"] == [f"m{n:02}" for n in (0, *range(2, 9))] + ["full"]
+    assert {name for state, _, name in buttons if state == "false"} == {"m01", *(f"m{n:02}" for n in range(9, 15))}
+    for state, number, _ in buttons:
+        lines = re.findall(rf'<g class="s\d( off)?" data-series="{number}">', made)
+        assert len(lines) == 2 and set(lines) == ({""} if state == "true" else {" off"})
+    assert "7 are hidden at first" in made
+
+
+def test_head_budgets_of_the_first_method_are_seen_and_others_folded_away() -> None:
+    lines = [
+        line(method=method, budget=budget, head_counts=[[1, 2], [3, 4]])
+        for method in ("adadropkv", "adakv")
+        for budget in (0.1, 0.5)
+    ]
+    made = render_report(lines)
+    names = re.findall(r"Kept entries by layer and KV head, (\w+), (\d+) %, question-free, tiny\"", made)
+    assert names == [("adadropkv", "10"), ("adadropkv", "50"), ("adakv", "10")]
+    assert (
+        made.index("adadropkv, 50 %, question-free")
+        < made.index("Other methods")
+        < made.index("adakv, 10 %, question-free")
+    )
+
+
+def test_many_heads_say_their_numbers_to_a_pointer() -> None:
+    made = render_report([line(method="adadropkv", head_counts=[list(range(1, 33))])])
+    assert "<title>layer 0, KV head 31: 32</title>" in made
+    heat = re.search(r'<svg class="heat".*?</svg>', made)
+    assert heat is not None and ">32</text>" not in heat[0]
+
+
+def test_methods_that_need_no_observer_have_none_in_their_name() -> None:
+    made = group(read_lines([line(), line(observer="tail"), line(method="h2o", observer="none")])[0])[0]
+    assert [made.name(series) for series in made.series] == ["dropkv, replay", "dropkv, tail", "h2o"]
+
+
 def test_angles_are_drawn() -> None:
     made = render_report(theory_lines())
     assert "40 triples with one, 24 without" in made
@@ -198,7 +263,7 @@ def test_writes_one_file_and_replaces_it(tmp_path: Path) -> None:
     write_report(iter([line()]), target)
     assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert os.listdir(tmp_path) == ["report.html"]
-    with pytest.raises(UsageError):
+    with pytest.raises(ResultsError):
         write_report([line(version=2)], target)
     assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
     with pytest.raises(FormatError):
@@ -223,7 +288,7 @@ def test_writes_one_file_and_replaces_it(tmp_path: Path) -> None:
     ],
 )
 def test_foreign_lines_are_refused_by_number(lines: list[Any], message: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+    with pytest.raises(ResultsError, match=re.escape(message)) as caught:
         render_report(lines)
     assert "\n" not in str(caught.value)
 

@@ -89,6 +89,9 @@ def test_every_cell_has_its_figures_and_ratios_of_one_run(model: Model, lines: l
     for line in compressing[1:]:
         assert line["seconds"] == pytest.approx(line["prefill_seconds"] + line["score_seconds"])
         assert line["fidelity_seconds"] > 0 and line["expected_memory_bytes"] > 0
+        alone = {name for name in line if name.startswith("layer_")}
+        assert alone == ({"layer_score_seconds", "layer_keep_seconds"} if line["observer"] == "tail" else set())
+        assert all(line[name] > 0 for name in alone)
     for line in answering:
         assert line["first_token_seconds"] < line["total_seconds"]
         assert line["tokens_per_second"] == pytest.approx(line["batch_size"] / line["step_seconds"])

@@ -50,6 +50,8 @@ def test_a_run_has_a_line_per_answer_and_controls(measured: tuple[Path, Result],
     half = [line for line in lines if line["method"] == "snapkv"]
     assert {line["kept_entries"] for line in half} == {128 * 3 * 2}
     assert [json.loads(line) for line in (folder / "lines.jsonl").read_text().splitlines()] == run.records
+    (machine,) = (json.loads(line) for line in (folder / "machines.jsonl").read_text().splitlines())
+    assert set(machine) == {"device", "threads", "dtype", "dropkv", "torch", "triton", "transformers", "date"}
 
 
 def test_a_second_run_adds_nothing_and_a_larger_one_goes_on(
@@ -69,6 +71,10 @@ def test_a_second_run_adds_nothing_and_a_larger_one_goes_on(
     assert dropkv(*run, "--samples", "3").code == 0
     grown = (tmp_path / "lines.jsonl").read_bytes()
     assert grown.startswith(lines) and grown.count(b"\n") == lines.count(b"\n") * 3 // 2
+    more = ("--samples", "2", "--methods", "snapkv,keydiff", "--observers", "tail")
+    assert [(line["method"], line["sample"]) for line in dropkv(*run, *more, "--json").records] == [
+        *(("snapkv", 0), ("snapkv", 1), ("keydiff", 0), ("keydiff", 1))
+    ]  # another method in a folder that has the first
 
 
 def test_a_plan_of_the_same_seed_gives_the_same_lines(
@@ -120,6 +126,9 @@ def test_theory_lines_are_kept_once(dropkv: Dropkv, model: Path, tmp_path: Path)
     [
         (["accuracy"], 2, ["-o", "dropkv bench accuracy --help"]),
         (["accuracy", "-o", "r", "--tasks", "nois"], 2, ["'nois'", "noise"]),
+        (["accuracy", "-o", "r", "--tasks", "ruler"], 2, ["'ruler'", "did you mean all-ruler?"]),
+        (["accuracy", "-o", "r", "--tasks", "zzz"], 2, ["'zzz'", "`dropkv bench tasks`"]),
+        (["accuracy", "-o", "r", "--tasks", "qa_1,qa_2"], 2, ["qa_1: needs SQuAD", "qa_2: needs HotpotQA"]),
         (["accuracy", "-o", "r", "--methods", "adadrop"], 2, ["'adadrop'", "adadropkv"]),
         (["accuracy", "-o", "r", "--methods", ","], 2, ["without methods"]),
         (["accuracy", "-o", "r", "--settings", "blind"], 2, ["'blind'", "question-free"]),
@@ -132,11 +141,11 @@ def test_theory_lines_are_kept_once(dropkv: Dropkv, model: Path, tmp_path: Path)
         (["accuracy", "missing.toml", "-o", "r"], 1, ["missing.toml", "docs/bench.md"]),
         (["accuracy", "half.toml", "-o", "r"], 2, ["samples is 1.5", "a whole number"]),
         (["accuracy", "five.toml", "-o", "r"], 2, ["tasks is 5", "text"]),
-        (["accuracy", "-o", "file"], 2, ["file", "another folder"]),
-        (["accuracy", "-o", "old"], 2, ["lines.jsonl", "line 1", "another version"]),
+        (["accuracy", "-o", "file"], 1, ["file", "another folder"]),
+        (["accuracy", "-o", "old"], 1, ["lines.jsonl", "line 1", "another version"]),
         (["theory", "missing.txt"], 1, ["missing.txt"]),
-        (["theory", "file", "-o", "old"], 2, ["theory.jsonl", "line 1", "another version"]),
-        (["theory", "file", "-o", "file"], 2, ["file", "another folder"]),
+        (["theory", "file", "-o", "old"], 1, ["theory.jsonl", "line 1", "another version"]),
+        (["theory", "file", "-o", "file"], 1, ["file", "another folder"]),
         (["speed", "-o", "r", "--methods", "snapvk"], 2, ["unknown method 'snapvk'", "snapkv"]),
         (["speed", "-o", "r", "--lengths", "1k"], 2, ["length '1k'", "--lengths 1024"]),
         (["speed", "-o", "r", "--batch-sizes", "0"], 2, ["batch sizes", "1 or more"]),
@@ -146,9 +155,11 @@ def test_theory_lines_are_kept_once(dropkv: Dropkv, model: Path, tmp_path: Path)
         (["speed", "-o", "r", "--observers", "question"], 2, ["unknown observer 'question'", "tail or replay"]),
         (["speed", "-o", "r", "--answer-tokens", "2"], 2, ["--answer-tokens 3"]),
         (["speed", "-o", "r", "--shape", "mistral-7b"], 2, ["--model or --shape", "not both"]),
-        (["speed", "-o", "old"], 2, ["speed.jsonl", "line 1", "another version"]),
+        (["speed", "-o", "old"], 1, ["speed.jsonl", "line 1", "another version"]),
         (["report", "missing"], 1, ["missing", "no such folder"]),
-        (["report", "old"], 2, ["lines.jsonl", "line 1", "another version"]),
+        (["report", "old"], 1, ["lines.jsonl", "line 1", "another version"]),
+        (["report", "cut"], 1, ["lines.jsonl", "line 1 is damaged"]),
+        (["report", "wrong"], 1, ["result line 1", "setting"]),
         (["report", "."], 1, ["no results"]),
     ],
 )
@@ -159,6 +170,9 @@ def test_what_cannot_be_meant_is_refused_before_a_model_is_loaded(
     (tmp_path / "file").write_text(TEXT)
     (tmp_path / "half.toml").write_text("samples = 1.5")
     (tmp_path / "five.toml").write_text("tasks = 5")
+    for name, text in (("cut", '{"versi\n'), ("wrong", '{"version": 1, "score": 7}\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lines.jsonl").write_text(text)
     (tmp_path / "old").mkdir()
     for name in ("lines", "theory", "speed"):
         (tmp_path / "old" / f"{name}.jsonl").write_text('{"version": 0}\n')
@@ -233,3 +247,80 @@ def test_shapes_are_refused_by_name_and_size(dropkv: Dropkv, model: Path, tmp_pa
     dropkv(*run, *small, "99", "--methods", "kvzip", "--observers", "tail").failed_with(
         2, "kvzip", "--observers replay"
     )
+
+
+def test_a_folder_that_holds_every_line_is_read_without_the_weights(
+    dropkv: Dropkv, measured: tuple[Path, Result], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (measured[0] / "lines.jsonl").read_text()
+    (tmp_path / "lines.jsonl").write_text(lines)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("the weights were loaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dropkv.models.load_model", refuse)
+        run = ("bench", "accuracy", "-o", tmp_path, *SMALL, "--model", model, "--samples", "2")
+        again = dropkv(*run, "--json")
+        assert again.records == measured[1].records
+        assert again.err.splitlines() == [f"nothing to measure: {tmp_path} holds every line of this plan"]
+        assert dropkv(*run).out.startswith("noise, 256 tokens, question-free")
+    last = lines.splitlines()[-1]
+    (tmp_path / "lines.jsonl").write_text("".join(f"{line}\n" for line in lines.splitlines()[:-1]))
+    assert dropkv(*run, "--json").err.startswith("noise 256 question-free: 1 documents")
+    assert json.loads((tmp_path / "lines.jsonl").read_text().splitlines()[-1])["method"] == json.loads(last)["method"]
+
+
+def test_what_tasks_lack_is_said_once_for_each_reason_before_the_model_is_loaded(
+    dropkv: Dropkv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(package: str) -> Any:
+        raise ModuleNotFoundError(package)
+
+    monkeypatch.setattr("dropkv.bench.tasks._words.resources.files", missing)
+    monkeypatch.setattr("dropkv.bench.tasks.longbench.files.find", lambda name, data: tmp_path)
+    monkeypatch.setattr("dropkv.bench.tasks._metrics.find_spec", lambda name: None)
+    run = dropkv(
+        "bench", "accuracy", "-o", tmp_path, "--tasks", "all-ruler,noise,lcc,qmsum", "--model", "/no/such/model"
+    )
+    words, squad, hotpot, code, text, failure = run.err.splitlines()
+    assert words == (
+        "skipped: niah_single_1, niah_single_2, niah_single_3, niah_multikey_1, niah_multikey_2, niah_multivalue, "
+        "niah_multiquery, cwe: its words come from the package wonderwords, which is missing; pip install 'dropkv[bench]'"
+    )
+    assert squad.startswith("skipped: qa_1: needs SQuAD") and hotpot.startswith("skipped: qa_2: needs HotpotQA")
+    assert code.startswith("skipped: lcc: its scores need the package rapidfuzz")
+    assert text.startswith("skipped: qmsum: its scores need the package rouge")
+    assert "/no/such/model" in failure and run.code == 1
+    nothing = dropkv("bench", "accuracy", "-o", tmp_path, "--tasks", "cwe,niah_single_1", "--model", "/no/such/model")
+    nothing.failed_with(2, "cwe, niah_single_1: its words come from the package wonderwords")
+    needs = {record["task"]: record["needs"] for record in dropkv("bench", "tasks", "--json").records}
+    assert needs["cwe"] == "the package wonderwords" and "SQuAD" in needs["qa_1"]
+
+
+def test_options_are_checked_before_torch_is_imported(
+    dropkv: Dropkv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise AssertionError("torch was imported")
+
+    for module in ("bench.accuracy", "bench.speed", "compress"):
+        monkeypatch.setattr(f"dropkv_cli.{module}.import_compiler", refuse)
+    (tmp_path / "a.txt").write_text(TEXT)
+    run = ("bench", "accuracy", "-o", tmp_path)
+    for option, value in (("methods", "snapvk"), ("tasks", "nois"), ("budgets", "7"), ("observers", "head")):
+        dropkv(*run, f"--{option}", value).failed_with(2, value)
+    dropkv("bench", "speed", "-o", tmp_path, "--methods", "snapvk").failed_with(2, "snapkv")
+    compress = ("compress", tmp_path / "a.txt", "-o", tmp_path / "a.kv")
+    dropkv(*compress, "--method", "snapvk").failed_with(2, "did you mean snapkv")
+    dropkv(*compress, "--observe", "questions:none.txt").failed_with(1, "none.txt", "cannot be read")
+    dropkv(*compress, "--observe", "head").failed_with(2, "unknown observer 'head'")
+
+
+def test_groups_are_tasks(dropkv: Dropkv) -> None:
+    from dropkv.bench.plan import GROUPS
+    from dropkv.bench.tasks import names
+    from dropkv.bench.tasks.longbench import NAMES
+
+    assert {task for tasks in GROUPS.values() for task in tasks} <= set(names())
+    assert sorted(GROUPS["all-longbench"]) == sorted(NAMES)

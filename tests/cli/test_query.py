@@ -184,6 +184,7 @@ def test_cut_and_missing_files(dropkv: Dropkv, kv: Path) -> None:
 def test_info(dropkv: Dropkv, kv: Path, model: Path) -> None:
     metadata = read_header(kv).metadata
     json_form = json.loads(json.dumps(metadata.to_json()))
+    del json_form["model"]["weights"]["samples"]  # too long for a reader
     (record,) = dropkv("info", kv, "--json").records
     assert record["file"] == str(kv) and record["file_bytes"] == kv.stat().st_size and record["format_version"] == 1
     assert {key: record[key] for key in json_form} == json_form

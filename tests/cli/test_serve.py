@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 import dropkv
 from tests.cli.conftest import SETTINGS, TEXT, Dropkv, start_dropkv
+
+openai = pytest.importorskip("openai", reason="pip install 'dropkv[test]'")
 
 
 @contextmanager

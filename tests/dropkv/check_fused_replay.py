@@ -10,6 +10,12 @@ import torch
 
 from dropkv.kernels.fused_replay import Tiles, fused_replay, prepare
 
+# What float32 leaves of a key with p near 1. The sums over all keys, in which that key's weight is 1, are rounded by at most 2^-24 with every
+# one of some 55 keys that is added; roundings are independent, so that sqrt(55) of them, rounded up, add up. 1 - p is such a sum without the 1,
+# and every dimension of a - v is one without that of v. So p / (1 - p + eps) ||a - v|| may be off by as much, over 1 - p + eps,
+# times itself (the first) plus ||v|| (the second). A logit's own rounding, at most some 2^-24 of it, changes 1 - p by less than the tolerance.
+ROUNDING = 8 * 2.0**-24
+
 
 def definition(q, k, v, own_k, own_v, segments, scale):
     """Outputs, and [3, kv_heads, n]: largest step, largest p, largest sum of a head's steps; and what float32 may leave of the steps."""
@@ -37,8 +43,7 @@ def definition(q, k, v, own_k, own_v, segments, scale):
                 rest = torch.stack([w[:j].sum() + w[j + 1 :].sum() for j in range(count)]) / w.sum()
                 step = p[:count] / (rest + 1e-6) * (a - values[:count]).norm(dim=-1)
                 part = slice(first, last)
-                # a - v of a key with p near 1 is what float32 outputs leave of it: so many digits of 1 - p
-                lost = step * 1e-6 / (rest + 1e-6)
+                lost = (step + p[:count] * values[:count].norm(dim=-1)) * ROUNDING / (rest + 1e-6)
                 slack[0, own, part] = torch.maximum(slack[0, own, part], lost)
                 scores[0, own, part] = torch.maximum(scores[0, own, part], step)
                 scores[1, own, part] = torch.maximum(scores[1, own, part], p[:count])
@@ -69,6 +74,9 @@ def main() -> None:
         q[0] *= 6  # one loud head
         q[-1, 3] = k[-1, 20] * 2  # and one key with p near 1
         q[-1, 8] = own_k[-1, 8] * 2  # and one of the probe's own, which is not scored
+        # p near 1 where a logit of 100 is rounded by more than the sums are
+        q[-1, 4] = k[-1, 22] * (100 * d**0.5 / k[-1, 22].float().square().sum())
+        k[-1, 23] = k[-1, 22] * 0.93
         tiles = Tiles(rows, columns, keys=columns, queries=rows) if device == "cpu" else None
         prepared = prepare(segments, heads // kv_heads, max(d, d_v), q.device, tiles)
         scale = d**-0.5

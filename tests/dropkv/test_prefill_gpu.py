@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
         *(["check_fused_replay.py", dtype, "cuda"] for dtype in ("float32", "float16", "bfloat16")),
         ["check_merge.py", "bfloat16", "cuda"],
         *(["check_fused_prefill.py", dtype, "cuda"] for dtype in ("float16", "bfloat16")),
+        *(["check_memory_runs_out.py", dtype] for dtype in ("float32", "bfloat16")),
     ],
     ids=" ".join,
 )

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 import dropkv
@@ -22,6 +21,9 @@ from dropkv.models import Model
 from dropkv.settings import Sampling
 from tests import tiny
 from tests.serving import Served, serving, until
+
+openai = pytest.importorskip("openai", reason="pip install 'dropkv[test]'")
+
 
 TEXTS = {
     "harbour": "The harbour master kept the ledger in a locked drawer. The code is 4711. The ship is Evergreen. " * 3,

@@ -26,6 +26,7 @@ from formats import (
     verify_file,
     write_file,
 )
+from formats.blocks import block_place
 from formats.entries import ENTRY_FIELDS, INDEX_FIELDS
 from formats.partial import Part, plan_reads, read_parts
 from formats.quantized import count_groups, quantize, restore
@@ -276,15 +277,23 @@ def test_plans_cover_what_is_wanted_and_read_nothing_twice(planned_file, seed, g
         if part.stop > part.start
         for number in range(part.start // BLOCK, -(-part.stop // BLOCK))
     }
-    blocks = [block for read in reads for block in read.blocks]
-    assert sorted((block.info.name, block.number) for block in blocks) == sorted(needed)
+    blocks = [
+        (span.info.name, number) for read in reads for span in read.spans for number in range(span.first, span.last)
+    ]
+    assert sorted(blocks) == sorted(needed)
     for read in reads:
-        assert (read.start, read.stop) == (read.blocks[0].start, read.blocks[-1].stop)
-        assert len(read.blocks) == 1 or read.stop - read.start <= longest
-        assert all(0 <= b.start - a.stop <= gap for a, b in pairwise(read.blocks))
+        assert (read.start, read.stop) == (read.spans[0].start, read.spans[-1].stop)
+        assert sum(span.last - span.first for span in read.spans) == 1 or read.stop - read.start <= longest
+        assert all(0 <= b.start - a.stop <= gap for a, b in pairwise(read.spans))
+        for span in read.spans:
+            assert span.start == block_place(found, span.info, span.first)[0]
+            assert span.stop == block_place(found, span.info, span.last - 1)[1]
     for before, after in pairwise(reads):
         assert before.stop <= after.start
-        assert after.start - before.stop > gap or after.blocks[0].stop - before.start > longest
+        first = after.spans[0]
+        assert (
+            after.start - before.stop > gap or block_place(found, first.info, first.first)[1] - before.start > longest
+        )
     raw = path.read_bytes()
     outs = [memoryview(bytearray(part.stop - part.start)) for part in parts]
     with open_source(path) as source:

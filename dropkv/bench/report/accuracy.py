@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from dropkv.bench.report.charts import Point, Series, category_chart, legend, log_chart
 from dropkv.bench.report.grids import budget_maps, depth_grids
-from dropkv.bench.report.groups import FLAT, Cell, Group
+from dropkv.bench.report.groups import CONTROLS, FLAT, Group, Rows
 from dropkv.bench.report.html import Column, Value, budget_name, percent, signed, size, table, text
 from dropkv.bench.stats import RESAMPLES, Estimate, estimate
 
 LONG = 30  # rows from which a table is folded away
+LINES = 8  # methods that a chart shows at first; its buttons bring the others
 ANSWERS = 60  # at most so many answers of a group are shown
 
 WAYS = {
@@ -19,15 +20,13 @@ WAYS = {
     "none": "none from a single document",
 }
 
-Rows = Sequence[tuple[Cell, Estimate, Estimate | None]]
-
 
 def section(group: Group, anchor: str) -> str:
     """One group as HTML."""
     rows = group.estimates()
     return (
         f'<section class="group" id="{anchor}"><h3>{text(heading(group))}</h3><p class="what">{text(describe(group))}</p>'
-        f"{_charts(group, rows)}{_summary(group, rows)}{depth_grids(group) if group.grid else ''}{_by_task(group)}"
+        f"{_charts(group, rows)}{_overview(group, rows)}{_summary(group, rows)}{depth_grids(group) if group.grid else ''}{_by_task(group)}"
         f"{budget_maps(group)}{_answers(group)}</section>"
     )
 
@@ -50,7 +49,8 @@ def describe(group: Group) -> str:
 def _charts(group: Group, rows: Rows) -> str:
     budgets = sorted({cell.budget for cell, _, _ in rows if cell.method not in FLAT})
     by_budget, by_bytes = [], []
-    for number, series in enumerate(group.series):
+    shown = _shown(group, rows)
+    for number, series in enumerate(group.ranked(rows)):
         flat = series[0] in FLAT
         own = [(cell, found) for cell, found, _ in rows if cell.series == series]
         points, weights = [], []
@@ -61,9 +61,9 @@ def _charts(group: Group, rows: Rows) -> str:
             points.append(Point(x, found.mean, found.low, found.high, note))
             if cell.kept_bytes > 0:
                 weights.append(Point(cell.kept_bytes, found.mean, found.low, found.high, note))
-        by_budget.append(Series(group.name(series), number, tuple(points), flat))
+        by_budget.append(Series(group.name(series), number, tuple(points), flat, series in shown))
         if weights:
-            by_bytes.append(Series(group.name(series), number, tuple(weights)))
+            by_bytes.append(Series(group.name(series), number, tuple(weights), shown=series in shown))
     lines = [line for line in by_budget if not line.flat]
     if not lines:
         return ""
@@ -75,12 +75,28 @@ def _charts(group: Group, rows: Rows) -> str:
         by_budget,
     )
     second = log_chart(f"Accuracy against bytes, {place}", "kept bytes of a document", by_bytes, _byte_ticks(by_bytes))
-    note = "Means with 95 % intervals; levels are controls without a budget. The buttons show and hide methods."
+    hidden = len(by_budget) - len(shown)
+    note = (
+        "Means with 95 % intervals; levels are controls without a budget. The buttons, best method first, show and hide methods"
+        + (f"; {hidden} are hidden at first, among them those that are equal to one that is shown." if hidden else ".")
+    )
     return (
         f'<div class="charts"><figure><figcaption>Accuracy against budget</figcaption>{first}</figure>'
         f"<figure><figcaption>Accuracy against bytes</figcaption>{second}</figure></div>{legend(by_budget)}"
         f'<p class="note">{text(note)}</p>'
     )
+
+
+def _shown(group: Group, rows: Rows) -> set[tuple[str, str]]:
+    """Controls and the best LINES methods; of methods with the same results one."""
+    shown, seen = set(), set[tuple[float, ...]]()
+    for series in group.ranked(rows):
+        means = tuple(found.mean for cell, found, _ in rows if cell.series == series)
+        if series[0] in CONTROLS or (means not in seen and len(seen) < LINES):
+            shown.add(series)
+        if series[0] not in CONTROLS:
+            seen.add(means)
+    return shown
 
 
 def _byte_ticks(series: Sequence[Series]) -> list[tuple[float, str]]:
@@ -95,6 +111,35 @@ def _byte_ticks(series: Sequence[Series]) -> list[tuple[float, str]]:
         last += 1
     step = max(1, -(-(last - first + 1) // 6))
     return [(float(2**power), size(2**power)) for power in range(first, last + 1, step)]
+
+
+def _overview(group: Group, rows: Rows) -> str:
+    """A row for each method, a column for each budget; nothing where there is one budget."""
+    budgets = sorted({cell.budget for cell, _, _ in rows if cell.method not in FLAT})
+    if len(budgets) < 2:
+        return ""
+    first = group.first()
+    base = group.name(first) if first else ""
+    caption = (
+        f"{describe(group)}. Mean of the tasks' accuracies in %, best method first; beside it the difference to {base} at the same budget, in "
+        f"points, with its 95 % interval, or the mean's own interval."
+    )
+    columns = [Column("method", number=False), *(Column(budget_name(budget)) for budget in budgets)]
+    found = {(cell.series, 0.0 if cell.method in FLAT else cell.budget): (own, other) for cell, own, other in rows}
+    body = []
+    for series in group.ranked(rows):
+        row = [Value(group.name(series))]
+        for budget in budgets:
+            own, other = found.get((series, 0.0 if series[0] in FLAT else budget), (None, None))
+            if own is None:
+                row.append(Value("\N{EN DASH}"))
+                continue
+            beside = (
+                _range(own) if other is None else f"{signed(other.mean)}, {signed(other.low)} to {signed(other.high)}"
+            )
+            row.append(Value(percent(own.mean), own.mean, beside))
+        body.append(row)
+    return f'<div class="overview">{table(caption, columns, body, group=heading(group))}</div>'
 
 
 def _summary(group: Group, rows: Rows) -> str:
@@ -133,7 +178,8 @@ def _summary(group: Group, rows: Rows) -> str:
                 Value(size(cell.kept_bytes), cell.kept_bytes),
             ]
         )
-    return table(caption, columns, body, group=heading(group))
+    inner = table(caption, columns, body, group=heading(group))
+    return f"<details{' open' if len(body) <= LONG else ''}><summary>All cells</summary>{inner}</details>"
 
 
 def _by_task(group: Group) -> str:

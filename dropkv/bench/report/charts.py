@@ -28,22 +28,25 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart; number: its colour and mark, the same in every chart of a group. flat: a level across the whole chart."""
+    """One line of a chart; number: its colour and mark, the same in every chart of a group. flat: a level across the whole chart.
+    shown: whether it is seen before its button is pressed.
+    """
 
     name: str
     number: int
     points: tuple[Point, ...]
     flat: bool = False
+    shown: bool = True
 
 
 def category_chart(title: str, axis: str, names: Sequence[str], series: Sequence[Series]) -> str:
     """Points at equally spaced categories (x = index into names), lines a little apart so that intervals can be told from each other."""
     slot = (WIDTH - LEFT - RIGHT) / len(names)
-    lines = [line for line in series if not line.flat]
-    apart = min(6.0, 0.7 * slot / max(1, len(lines)))
+    beside = max(1, sum(line.shown and not line.flat for line in series))
+    apart = min(6.0, 0.7 * slot / beside)
 
     def place(x: float, index: int) -> float:
-        return LEFT + slot * (x + 0.5) + (index - (len(lines) - 1) / 2) * apart
+        return LEFT + slot * (x + 0.5) + (index % beside - (beside - 1) / 2) * apart
 
     ticks = [(LEFT + slot * (index + 0.5), name) for index, name in enumerate(names)]
     return _chart(title, axis, ticks, series, place)
@@ -79,7 +82,7 @@ def _chart(title: str, axis: str, ticks: Sequence[tuple[float, str]], series: Se
     index = 0
     for line in series:
         parts.append(_level(line) if line.flat else _line(line, index, place))
-        index += not line.flat
+        index += line.shown and not line.flat
     return "".join(parts) + "</svg>"
 
 
@@ -91,7 +94,7 @@ def _level(line: Series) -> str:
     point = line.points[0]
     y = _y(point.mean)
     return (
-        f'<g class="s{line.number % COLOURS}" data-series="{line.number}"><title>{text(point.note)}</title>'
+        f'<g class="{_classes(line)}" data-series="{line.number}"><title>{text(point.note)}</title>'
         f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/></g>'
     )
 
@@ -99,7 +102,7 @@ def _level(line: Series) -> str:
 def _line(line: Series, index: int, place: Place) -> str:
     where = [(place(point.x, index), point) for point in sorted(line.points, key=lambda point: point.x)]
     path = " ".join(f"{x:.1f},{_y(point.mean):.1f}" for x, point in where)
-    parts = [f'<g class="s{line.number % COLOURS}" data-series="{line.number}">']
+    parts = [f'<g class="{_classes(line)}" data-series="{line.number}">']
     if len(where) > 1:
         parts.append(f'<polyline class="line d{line.number // COLOURS % 3}" points="{path}"/>')
     for x, point in where:
@@ -108,6 +111,10 @@ def _line(line: Series, index: int, place: Place) -> str:
             f'y2="{_y(point.high):.1f}"/>{mark(line.number, x, _y(point.mean))}</g>'
         )
     return "".join(parts) + "</g>"
+
+
+def _classes(line: Series) -> str:
+    return f"s{line.number % COLOURS}{'' if line.shown else ' off'}"
 
 
 def mark(number: int, x: float, y: float) -> str:
@@ -133,7 +140,7 @@ def legend(series: Sequence[Series]) -> str:
             else f'<line class="line d{n // COLOURS % 3}" x1="1" x2="27" y1="8" y2="8"/>{mark(n, 14, 8)}'
         )
         items.append(
-            f'<button type="button" aria-pressed="true" data-toggle="{n}"><svg viewBox="0 0 28 16" width="28" height="16" '
+            f'<button type="button" aria-pressed="{str(line.shown).lower()}" data-toggle="{n}"><svg viewBox="0 0 28 16" width="28" height="16" '
             f'aria-hidden="true"><g class="s{n % COLOURS}">{sign}</g></svg>{text(line.name, 60)}</button>'
         )
     return f'<div class="legend" role="group" aria-label="show or hide methods">{"".join(items)}</div>'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dropkv.bench.report.groups import FLAT, Cell, Group
 from dropkv.bench.report.heat import heat_map
 from dropkv.bench.report.html import budget_name, percent, text
@@ -39,9 +41,14 @@ def depth_grids(group: Group) -> str:
 
 
 def budget_maps(group: Group) -> str:
-    """Per method and budget whose heads got different counts: kept entries by layer (rows) and KV head (columns), mean of the shown documents."""
-    figures = []
-    for cell in group.cells:
+    """Kept entries by layer (rows) and KV head (columns), mean of the shown documents, where heads got different counts.
+
+    The first method with all its budgets; the others, folded away, with their smallest.
+    """
+    figures: dict[tuple[str, str], list[str]] = {}
+    for cell in sorted(group.cells, key=lambda cell: cell.budget):
+        if figures.get(cell.series) and cell.series != group.first():
+            continue
         grids = [result.head_counts for result in cell.per_document() if result.head_counts]
         if not grids or all(len({count for layer in grid for count in layer}) < 2 for grid in grids):
             continue
@@ -55,7 +62,7 @@ def budget_maps(group: Group) -> str:
         heads = max(shape)
         small = heads > WIDEST
         shares: list[list[float | None]] = [[value / most for value in line] for line in means]
-        shown = [["" if small else f"{value:.0f}" for value in line] for line in means]
+        shown = [[f"{value:.0f}" for value in line] for line in means]
         name = _name(group, cell)
         picture = heat_map(
             f"Kept entries by layer and KV head, {name}, {group.setting}, {group.model}",
@@ -67,16 +74,25 @@ def budget_maps(group: Group) -> str:
             column_axis="KV head",
             wide=14 if small else 44,
             high=16,
+            small=small,
         )
-        figures.append(
+        figures.setdefault(cell.series, []).append(
             f"<figure><figcaption>{text(name)} <small>{len(grids)} documents, most {most:.0f}</small></figcaption>{picture}</figure>"
         )
     if not figures:
         return ""
+    ordered = [series for series in group.series if series in figures]
+    first, *others = ["".join(figures[series]) for series in ordered]
+    more = f"<details><summary>Other methods</summary>{_maps(others)}</details>" if others else ""
     return (
         f'<h4>Budgets by layer and head</h4><p class="note">{text(_what(group))}. Kept entries, mean of the first documents; '
-        f'the colour is relative to the largest of a map.</p><div class="maps">{"".join(figures)}</div>'
+        f"the colour is relative to the largest of a map. Methods other than the first are shown at their smallest budget.</p>"
+        f"{_maps([first])}{more}"
     )
+
+
+def _maps(figures: Sequence[str]) -> str:
+    return f'<div class="maps">{"".join(figures)}</div>'
 
 
 def _what(group: Group) -> str:

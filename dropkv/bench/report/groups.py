@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from dropkv.bench.report.lines import Result
 from dropkv.bench.stats import Estimate, Key, difference, estimate
 
 CONTROLS = ("full", "random", "no-document", "random-answer")
 FLAT = ("full", "no-document", "random-answer")  # have no budget: drawn as lines across a plot
+UNOBSERVED = "none"  # the observer of methods that need no queries
 QUESTION_FREE = "question-free"
 
 
@@ -54,6 +56,9 @@ class Cell:
         return sum(result.kept_entries for result in documents) / full if full else None
 
 
+Rows = Sequence[tuple[Cell, Estimate, Estimate | None]]  # a cell, its mean, the difference to the first method's
+
+
 @dataclass
 class Group:
     """Results that may stand in one table: same setting, model, label and length (all lengths, for a depth grid)."""
@@ -65,22 +70,22 @@ class Group:
     cells: list[Cell]
     grid: bool
 
-    @property
+    @cached_property
     def tasks(self) -> list[str]:
         """Tasks in order of appearance."""
         return list(dict.fromkeys(result.task for cell in self.cells for result in cell.results.values()))
 
-    @property
+    @cached_property
     def seeds(self) -> list[int]:
         """Seeds of the samples, ascending."""
         return sorted({result.seed for cell in self.cells for result in cell.results.values()})
 
-    @property
+    @cached_property
     def observers(self) -> list[str]:
-        """Observers of the methods with a budget, in order of appearance."""
-        return list(dict.fromkeys(cell.observer for cell in self.cells if cell.method not in FLAT))
+        """Observers of the methods that have one, in order of appearance."""
+        return list(dict.fromkeys(cell.observer for cell in self.cells if cell.observer != UNOBSERVED))
 
-    @property
+    @cached_property
     def samples(self) -> list[int]:
         """The smallest and the largest number of documents that a task has in a cell."""
         counts = set()
@@ -89,7 +94,7 @@ class Group:
             counts |= {sum(result.task == task for result in documents) for task in {r.task for r in documents}}
         return sorted({min(counts), max(counts)})
 
-    @property
+    @cached_property
     def series(self) -> list[tuple[str, str]]:
         """Methods (with observers), in order of appearance."""
         return list(dict.fromkeys(cell.series for cell in self.cells))
@@ -97,17 +102,28 @@ class Group:
     def name(self, series: tuple[str, str]) -> str:
         """A series' name: the observer only where there are several."""
         method, observer = series
-        return f"{method}, {observer}" if observer and len(self.observers) > 1 else method
+        return f"{method}, {observer}" if observer not in ("", UNOBSERVED) and len(self.observers) > 1 else method
 
     def first(self) -> tuple[str, str] | None:
         """The series that others are compared with: the first one that is no control, else the first."""
         return next((series for series in self.series if series[0] not in CONTROLS), next(iter(self.series), None))
 
-    def estimates(self) -> list[tuple[Cell, Estimate, Estimate | None]]:
+    def ranked(self, rows: Rows) -> list[tuple[str, str]]:
+        """Series as they are shown: the first one, the others by the mean of their budgets, controls without a budget last."""
+        means: dict[tuple[str, str], list[float]] = {}
+        for cell, found, _ in rows:
+            means.setdefault(cell.series, []).append(found.mean)
+
+        def place(series: tuple[str, str]) -> tuple[bool, bool, float]:
+            return series != self.first(), series[0] in FLAT, -sum(means[series]) / len(means[series])
+
+        return sorted(self.series, key=place)
+
+    def estimates(self) -> Rows:
         """Per cell its mean, and the paired difference to the first method at the same budget."""
         first = self.first()
         base = {cell.budget: cell for cell in self.cells if cell.series == first}
-        rows = []
+        rows: list[tuple[Cell, Estimate, Estimate | None]] = []
         for cell in self.cells:
             other = base.get(cell.budget)
             compared = None if other is None or other is cell else difference(cell.scores, other.scores)

@@ -20,8 +20,12 @@ def heat_map(
     column_axis: str,
     wide: int = 44,
     high: int = 20,
+    small: bool = False,
 ) -> str:
-    """A grid of cells: shares [rows][columns] in [0, 1] are the strength of the colour, None an empty cell; shown the texts on them."""
+    """A grid of cells: shares [rows][columns] in [0, 1] are the strength of the colour, None an empty cell; shown the texts on them.
+
+    small: the texts do not fit on the cells, a pointer that rests on one shows its own.
+    """
     left, top = 22 + 8 * max((len(name) for name in rows), default=1), 38
     width, height = left + wide * len(columns) + 4, top + high * len(rows) + 4
     parts = [
@@ -46,7 +50,11 @@ def heat_map(
             parts.append(
                 f'<g><title>{note}</title><rect class="cell" x="{x}" y="{y}" width="{wide - 1}" height="{high - 1}" '
                 f'fill-opacity="{min(1.0, max(0.0, share)):.3f}"/>'
-                f'<text class="{tone} mid" x="{x + wide / 2:.1f}" y="{y + high / 2 + 4:.1f}">{text(shown[r][c])}</text></g>'
+                + (
+                    f'<text class="{tone} mid" x="{x + wide / 2:.1f}" y="{y + high / 2 + 4:.1f}">{text(shown[r][c])}</text></g>'
+                    if shown[r][c] and not small
+                    else "</g>"
+                )
             )
     return "".join(parts) + "</svg>"
 

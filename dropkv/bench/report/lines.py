@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dropkv.errors import UsageError
+from dropkv.errors import ResultsError
 
 VERSION = 1
 SETTINGS = ("question-aware", "question-free")
@@ -40,15 +40,15 @@ class Result:
 
 
 def read_lines(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Result], list[Mapping[str, Any]]]:
-    """Accuracy results, and theory lines as they are. Raises UsageError naming the line for what is no result line of this version."""
+    """Accuracy results, and theory lines as they are. Raises ResultsError naming the line for what is no result line of this version."""
     results: list[Result] = []
     theory: list[Mapping[str, Any]] = []
     for number, line in enumerate(lines, 1):
         if not isinstance(line, Mapping):
-            raise UsageError(f"result line {number} is no JSON object: give the JSON lines that dropkv bench wrote")
+            raise ResultsError(f"result line {number} is no JSON object: give the JSON lines that dropkv bench wrote")
         version = line.get("version")
         if version != VERSION:
-            raise UsageError(
+            raise ResultsError(
                 f"result line {number} has version {version!r}, this dropkv reads {VERSION}: run the bench again"
             )
         if line.get("kind") == "theory":
@@ -85,14 +85,14 @@ def _result(line: Mapping[str, Any], number: int) -> Result:
 
     setting, score = text("setting"), real("score")
     if setting not in SETTINGS:
-        raise UsageError(
+        raise ResultsError(
             f"result line {number} has the setting {setting!r}, not one of {', '.join(SETTINGS)}: run the bench again"
         )
     if not 0 <= score <= 1:
-        raise UsageError(f"result line {number} has the score {score}, not one from 0 to 1: run the bench again")
+        raise ResultsError(f"result line {number} has the score {score}, not one from 0 to 1: run the bench again")
     counts, depth = line.get("head_counts"), line.get("depth")
     if counts is not None and not _is_grid(counts):
-        raise UsageError(
+        raise ResultsError(
             f"result line {number}: head_counts is no list of whole numbers per layer: run the bench again"
         )
     return Result(
@@ -126,7 +126,7 @@ def _field(line: Mapping[str, Any], key: str, kind: type | tuple[type, ...], num
         or isinstance(value, bool)
         or (isinstance(value, float) and not math.isfinite(value))
     ):
-        raise UsageError(
+        raise ResultsError(
             f"result line {number}: {key} is {value!r:.60}, which is no result of this version: run the bench again"
         )
     return value

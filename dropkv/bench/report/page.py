@@ -15,7 +15,7 @@ from dropkv.bench.report.groups import group
 from dropkv.bench.report.html import text
 from dropkv.bench.report.lines import read_lines, split_speed
 from dropkv.bench.speed.text import runs_of
-from dropkv.errors import UsageError
+from dropkv.errors import ResultsError
 from formats.temporary import replacing
 
 SETTINGS = {
@@ -27,7 +27,7 @@ SETTINGS = {
 def write_report(lines: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
     """Write result lines (accuracy, theory and speed) as one HTML file that loads nothing; an older one is replaced in one step.
 
-    Raises UsageError for lines that are no results of this version, FormatError when the file cannot be written.
+    Raises ResultsError for lines that are no results of this version, FormatError when the file cannot be written.
     """
     page = render_report(lines).encode("utf-8")
     with replacing(path, overwrite=True) as descriptor, open(descriptor, "wb", closefd=False) as file:
@@ -35,11 +35,11 @@ def write_report(lines: Iterable[Mapping[str, Any]], path: str | os.PathLike[str
 
 
 def render_report(lines: Iterable[Mapping[str, Any]]) -> str:
-    """The page as text. Raises UsageError."""
+    """The page as text. Raises ResultsError."""
     speed_lines, others = split_speed(lines)
     results, theory_lines = read_lines(others)
     if not results and not theory_lines and not speed_lines:
-        raise UsageError(
+        raise ResultsError(
             "no result lines, so there is nothing to report: run dropkv bench accuracy, theory or speed first"
         )
     contents: list[str] = []

@@ -26,6 +26,7 @@ from dropkv.settings import Sampling
 from formats import (
     BudgetInfo,
     DocumentInfo,
+    Landing,
     LayerInfo,
     Metadata,
     ModelIdentity,
@@ -72,9 +73,8 @@ def compress(model: Model, plan: SpeedPlan, material: Material, cell: Cell) -> t
     return method, done, figures
 
 
-def write(model: Model, plan: SpeedPlan, material: Material, cell: Cell, path: Path) -> int:
-    """Compress a document and write its file; gives the size in bytes. The file names no model: it is only read here."""
-    method, done, _ = compress(model, plan, material, cell)
+def write(model: Model, cell: Cell, method: Method, done: Prefilled, path: Path) -> int:
+    """Write the file of a document that was read; gives the size in bytes. The file names no model: it is only read here."""
     layers = tuple(
         LayerInfo(g.kind, g.query_heads, g.kv_heads, g.d_k, g.d_v, g.window, entries.positions.numel())
         for g, entries in zip(model.geometry, done.layers, strict=True)
@@ -103,9 +103,8 @@ def answer(model: Model, path: Path, questions: Sequence[Sequence[int]], answer_
     refuse(model, 2 * path.stat().st_size + rows * row_bytes(model.geometry, model.dtype, capacity))
     wait_for(model.devices)
     started = time.perf_counter()
-    contents = read_file(path)
-    tokens = contents.header.metadata.document.tokens
-    prefix = Prefix(contents.layers, model.geometry, tokens).to(model.devices, model.dtype)
+    contents = read_file(path, onto=lambda metadata: Landing(tuple(model.devices), model.dtype))
+    prefix = Prefix(contents.layers, model.geometry, contents.header.metadata.document.tokens)
     wait_for(model.devices)
     opened = time.perf_counter() - started
     sampling = Sampling(max_new_tokens=answer_tokens)

@@ -46,10 +46,12 @@ def machine(model: Model) -> dict[str, Any]:
     }
 
 
-def measured(model: Model, action: Callable[[], Figures], repeat: int) -> Figures | None:
-    """Medians of an action's own figures and of its peak memory over `repeat` runs behind one that warms up; None when memory runs out.
+def measured(
+    model: Model, action: Callable[[], Figures], repeat: int, warm: Callable[[], object] | None = None
+) -> Figures | None:
+    """Medians of an action's own figures and of its peak memory over `repeat` runs; None when memory runs out.
 
-    A GPU has nothing left to do before a run and after it.
+    warm: what is run before, the action itself if None. A GPU has nothing left to do before a run and after it.
     """
     runs = []
     clean(model)
@@ -58,6 +60,9 @@ def measured(model: Model, action: Callable[[], Figures], repeat: int) -> Figure
             clean(model)
         start_peak(model.device)
         try:
+            if not number and warm is not None:
+                warm()
+                continue
             found = action()
             wait_for(model.devices)
         except Exception as error:
@@ -88,10 +93,11 @@ def timed(model: Model, action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def refuse(model: Model, wanted: int) -> None:
-    """Raise NoMemory when a CPU lacks so many bytes, because there the system would end the process. A GPU says so itself."""
+def refuse(model: Model, wanted: int, least: int = 0) -> None:
+    """Raise NoMemory when a CPU lacks so many bytes, because there the system would end the process. A GPU says so itself: there only the
+    bytes without which nothing goes count, `least`, lest a document is read for nothing."""
     spare = spare_memory(model.device)
-    if model.device.type == "cpu" and spare is not None and wanted > spare:
+    if spare is not None and (wanted if model.device.type == "cpu" else least) > spare:
         raise NoMemory
 
 

@@ -55,7 +55,8 @@ def answer_plainly(model: Model, ids: Sequence[int], questions: Sequence[Sequenc
     Tokens are fetched at each step, as a loop that looks for stop tokens must.
     """
     rows, longest = len(questions), len(ids) + len(questions[0]) + answer_tokens
-    refuse(model, rows * cache_bytes(model, longest) + prefill_bytes(model, len(ids)))
+    caches = rows * cache_bytes(model, longest)
+    refuse(model, caches + prefill_bytes(model, len(ids)), least=caches)
     with plain_attention(model) as network, torch.inference_mode():
         cache = _empty_cache(network)
         name = "cache" if "cache" in inspect.signature(network.forward).parameters else "past_key_values"

@@ -11,14 +11,16 @@ from typing import Any
 
 from dropkv import methods
 from dropkv.bench.results import Line, Results, key_of
-from dropkv.bench.speed import compressed, plain
+from dropkv.bench.speed import compressed, layer, plain
 from dropkv.bench.speed.compressed import Cell
 from dropkv.bench.speed.machine import Figures, clean, machine, measured, no_memory
 from dropkv.bench.speed.material import Material, check_fit, observers_of
 from dropkv.bench.speed.plan import Side, SpeedPlan
 from dropkv.bench.speed.text import PLAIN, number, shown_cell
+from dropkv.budgets import kept_count
 from dropkv.devices import refuse_spread
 from dropkv.models import Model
+from dropkv.prefill import Prefilled
 
 LINES = "speed.jsonl"
 MACHINE = ("device", "threads", "dtype", "dropkv", "torch", "triton", "transformers")
@@ -26,13 +28,14 @@ KEY = (
     *("model", "random_weights", "side", "length", "method", "observer", "budget", "batch_size"),
     *("question_tokens", "answer_tokens", "chunk", "window", *MACHINE),
 )
+WARMING = 4096  # document tokens
 COMPARED = ("seconds", "first_token_seconds", "step_seconds", "total_seconds", "peak_memory_bytes")
 
 Note = Callable[[str], None]
 
 
 def open_results(folder: str | Path) -> Results:
-    """The folder's lines of speed. Raises UsageError."""
+    """The folder's lines of speed. Raises ResultsError."""
     return Results(folder, LINES, KEY)
 
 
@@ -120,37 +123,78 @@ class _Bench:
 
     def run(self, group: Group, cell: Cell | None) -> Figures | None:
         """A cell's figures, transformers' for None; None when memory runs out."""
+        if cell is None:
+            return measured(self.model, *self._plain(group))
         action = self._action(group, cell)
-        return None if action is None else measured(self.model, action, self.plan.repeat)
+        if action is None:
+            return None
+        found = measured(self.model, action, self.plan.repeat)
+        if found is None or cell is None or group.batch_size is not None:
+            return found
+        return found | (self._layer(cell) or {})
 
-    def _action(self, group: Group, cell: Cell | None) -> Callable[[], Figures] | None:
+    def _layer(self, cell: Cell) -> Figures | None:
+        """Figures of one layer of a cell, where a layer alone has any."""
+        model, plan, n = self.model, self.plan, cell.length
+        method = methods.get(cell.method)
+        if not layer.has_layer(method, cell.observer):
+            return None
+        kept = kept_count(cell.budget, n, len(method.forced(n)))
+        action = partial(layer.score_layer, model, method, n, plan.window, kept)
+        found = measured(model, action, plan.repeat)
+        return None if found is None else {name: value for name, value in found.items() if name.startswith("layer_")}
+
+    def _plain(self, group: Group) -> tuple[Callable[[], Figures], int, Callable[[], Figures]]:
+        """transformers' action and how often; its kernels are the same for any length, so that a short document warms up."""
         model, plan, ids = self.model, self.plan, self.material.ids[: group.length]
         if group.batch_size is None:
-            if cell is None:
-                return partial(plain.read_plainly, model, ids)
-            return lambda: compressed.compress(model, plan, self.material, cell)[2]
+            read = partial(plain.read_plainly, model)
+            return partial(read, ids), plan.repeat, partial(read, ids[:WARMING])
         questions = self.material.questions(group.batch_size, plan.question_tokens)
-        if cell is None:
-            return partial(plain.answer_plainly, model, ids, questions, plan.answer_tokens)
-        path = self._file(cell)
-        return None if path is None else partial(compressed.answer, model, path, questions, plan.answer_tokens)
+        answer = partial(plain.answer_plainly, model)
+        return (
+            partial(answer, ids, questions, plan.answer_tokens),
+            plan.repeat,
+            partial(answer, ids[:WARMING], questions, 3),
+        )
 
-    def _file(self, cell: Cell) -> Path | None:
-        """A document's file, None where it cannot be made in this memory. Those of other lengths are no longer needed."""
+    def _action(self, group: Group, cell: Cell) -> Callable[[], Figures] | None:
+        if group.batch_size is None:
+            return partial(self._compress, cell)
+        path = self._file(cell)
+        questions = self.material.questions(group.batch_size, self.plan.question_tokens)
+        return (
+            None if path is None else partial(compressed.answer, self.model, path, questions, self.plan.answer_tokens)
+        )
+
+    def _compress(self, cell: Cell) -> Figures:
+        """The first run, which warms up, leaves the file that will be asked."""
+        method, done, figures = compressed.compress(self.model, self.plan, self.material, cell)
+        observer = observers_of(self.plan, methods.get(cell.method))[0]
+        if "answer" in self.plan.sides and cell.observer == observer and cell not in self.files:
+            self._keep(cell, method, done)
+        return figures
+
+    def _keep(self, cell: Cell, method: methods.Method, done: Prefilled) -> None:
+        """Write a file. Those of other lengths are no longer needed."""
         for other in [other for other in self.files if other.length != cell.length]:
             made = self.files.pop(other)
             if made is not None:
                 made.unlink()
+        path = self.folder / f"{len(self.files)}-{cell.length}.kv"
+        compressed.write(self.model, cell, method, done, path)
+        self.files[cell] = path
+
+    def _file(self, cell: Cell) -> Path | None:
+        """A document's file, None where it cannot be made in this memory."""
         if cell not in self.files:
-            path: Path | None = self.folder / f"{len(self.files)}-{cell.length}.kv"
             clean(self.model)
             try:
-                compressed.write(self.model, self.plan, self.material, cell, path)  # type: ignore[arg-type]
+                self._keep(cell, *compressed.compress(self.model, self.plan, self.material, cell)[:2])
             except Exception as error:
                 if not no_memory(error):
                     raise
-                path = None
-            self.files[cell] = path
+                self.files[cell] = None
         return self.files[cell]
 
 

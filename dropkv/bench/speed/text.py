@@ -20,6 +20,9 @@ COLUMNS: dict[str, tuple[tuple[str, str, float], ...]] = {
         ("score s", "score_seconds", 1),
         ("both s", "seconds", 1),
         ("x", "seconds", 0),
+        ("layer score ms", "layer_score_seconds", 1000),
+        ("keep ms", "layer_keep_seconds", 1000),
+        ("scratch MiB", "layer_scratch_bytes", 2**-20),
         ("peak GiB", "peak_memory_bytes", 2**-30),
         ("x", "peak_memory_bytes", 0),
     ),
@@ -36,7 +39,8 @@ COLUMNS: dict[str, tuple[tuple[str, str, float], ...]] = {
     ),
 }
 NOTES = {
-    "compress": "x: against transformers' own prefill in the same run; below 1 is less.",
+    "compress": "x: against transformers' own prefill in the same run; below 1 is less. Layer: one alone, its scores from the window's queries, "
+    "what is kept chosen and copied, and the memory that both want for themselves.",
     "answer": "x: against transformers with its dynamic cache in the same run; below 1 is less. First token: transformers reads the document, "
     "dropkv its file.",
 }

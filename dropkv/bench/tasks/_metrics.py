@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from dropkv.errors import UsageError
 
@@ -24,11 +25,9 @@ def word_f1(prediction: str, answer: str) -> float:
 
 
 def rouge_l(prediction: str, answer: str) -> float:
-    """F of ROUGE-L by the package rouge; 0 where it fails, as it does for an empty text. Raises UsageError without it."""
-    try:
-        from rouge import Rouge
-    except ModuleNotFoundError:
-        raise _missing("rouge") from None
+    """F of ROUGE-L by the package rouge; 0 where it fails, as it does for an empty text."""
+    from rouge import Rouge
+
     try:
         return float(Rouge().get_scores([prediction], [answer], avg=True)["rouge-l"]["f"])
     except Exception:  # LongBench counts every failure as 0: empty texts, and sentences too long for its recursion
@@ -63,13 +62,9 @@ def paragraph_share(prediction: str, answer: str) -> float:
 
 
 def code_similarity(prediction: str, answer: str) -> float:
-    """Edit similarity, in whole per cent, of the first line that is neither comment nor fence. Raises UsageError without
-    the package rapidfuzz.
-    """
-    try:
-        from rapidfuzz.fuzz import ratio
-    except ModuleNotFoundError:
-        raise _missing("rapidfuzz") from None
+    """Edit similarity by the package rapidfuzz, in whole per cent, of the first line that is neither comment nor fence."""
+    from rapidfuzz.fuzz import ratio
+
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
     return round(float(ratio(line, answer))) / 100
@@ -84,5 +79,11 @@ def _words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
-def _missing(package: str) -> UsageError:
-    return UsageError(f"LongBench's scores need the package {package}, which is missing; pip install 'dropkv[bench]'")
+def check_package(metric: object) -> None:
+    """Raise UsageError where the package behind one of these metrics is missing."""
+    package = PACKAGES.get(metric)
+    if package is not None and find_spec(package) is None:
+        raise UsageError(f"its scores need the package {package}, which is missing; pip install 'dropkv[bench]'")
+
+
+PACKAGES: dict[object, str] = {rouge_l: "rouge", code_similarity: "rapidfuzz"}

@@ -26,7 +26,7 @@ def word_list(kind: str) -> list[str]:
         words = file.read_text("utf-8").split("\n")
     except (ModuleNotFoundError, FileNotFoundError):
         raise UsageError(
-            "this task takes its words from the package wonderwords, which is missing; pip install 'dropkv[bench]'"
+            "its words come from the package wonderwords, which is missing; pip install 'dropkv[bench]'"
         ) from None
     return sorted({word.strip() for word in words} - {""})
 

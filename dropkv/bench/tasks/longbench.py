@@ -139,6 +139,7 @@ NAMES = tuple(SHAPES)
 
 def make(name: str, *, data: str | None, essay: str | None) -> Task:
     shape, own = SHAPES[name], files.own_prompt(name, data)
+    metrics.check_package(shape.metric)
     return LongBench(
         name,
         "LongBench" if own else "LongBench-shaped",

@@ -1,0 +1,45 @@
+"""benchmarks/accuracy_many.py: a job for every task, length and setting, and one file of all lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.conftest import ROOT
+
+PLAN = """
+tasks = ["noise"]
+lengths = [256]
+methods = ["adadropkv", "full"]
+budgets = [0.5]
+observers = ["tail"]
+settings = ["question-free", "question-aware"]
+samples = 1
+chunk = 64
+"""
+
+
+def test_every_job_is_run_and_their_lines_are_merged(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PLAN)
+    command = [sys.executable, ROOT / "benchmarks" / "accuracy_many.py", tmp_path / "plan.toml", "-o", tmp_path / "r"]
+    done = subprocess.run(
+        [*command, "--model", model, "--processes", "2"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert sorted(line.partition(":")[0] for line in done.stdout.splitlines()) == [
+        "noise-256-question-aware",
+        "noise-256-question-free",
+    ]
+    lines = [json.loads(line) for line in (tmp_path / "r" / "lines.jsonl").read_text().splitlines()]
+    assert sorted((line["setting"], line["observer"], line["method"]) for line in lines) == [
+        ("question-aware", "none", "full"),
+        ("question-aware", "question", "adadropkv"),
+        ("question-free", "none", "full"),
+        ("question-free", "tail", "adadropkv"),
+    ]
