@@ -53,9 +53,8 @@ class TwoOrders:
         heads, n = own.shape
         place = inverse(head_order(own, self.forced, ties))
         sure = place < self._floor
-        first, second = shared.double(), ties.double()
-        order = head_order(torch.where(sure, torch.inf, first), (), torch.where(sure, -place.double(), second))
-        place, first, second = (part.gather(1, order).flatten() for part in (place, first, second))
+        order = head_order(torch.where(sure, torch.inf, shared), (), torch.where(sure, -place.double(), ties.double()))
+        place, first, second = (part.gather(1, order).flatten() for part in (place, shared, ties))
         counts = torch.full((heads,), n, device=own.device)
         self._layers.append(_Held(order.flatten(), place, first, second, counts, level.double()))
         self._trim()
@@ -66,12 +65,12 @@ class TwoOrders:
 
     def finish(self) -> list[Kept]:
         """The kept entries of all layers in file order, with their places among the candidates (`Kept.order`)."""
-        counts, head = self._heads()
+        _, head = self._heads()
         positions, place, first, second = self._joined()
         outside = self._ranks()[head] >= self.sharing
         order = torch.argsort(head * self.n + positions)
         for key in (second, first, ~outside):
-            order = order[torch.sort(key[order].double(), descending=True, stable=True).indices]
+            order = order[torch.sort(key[order].float(), descending=True, stable=True).indices]
         free = place[order] >= self._floor
         order = order[~free | (free.cumsum(0) <= self._places)]  # what is kept, in the shared order
         line = torch.arange(1, self.kept + 1, device=order.device)
@@ -83,9 +82,9 @@ class TwoOrders:
         into = torch.argsort(tie)
         for key in (admit, head[order]):
             into = into[torch.sort(key[into], stable=True).indices]
-        return self._cut(order[into], admit[into], counts)
+        return self._cut(order[into], admit[into])
 
-    def _cut(self, chosen: Tensor, admit: Tensor, counts: Tensor) -> list[Kept]:
+    def _cut(self, chosen: Tensor, admit: Tensor) -> list[Kept]:
         """Kept entries by layer, from their numbers among all candidates."""
         sizes = [len(layer.positions) for layer in self._layers]
         layer_of = torch.repeat_interleave(
@@ -113,14 +112,17 @@ class TwoOrders:
         free = place >= self._floor
         keep = ~free
         sure = self.sharing - (self.heads - len(counts))  # so many heads have a part whatever comes
+        order = torch.sort(torch.where(free, first, -torch.inf), descending=True).indices
+        ranks_in_order, free_in_order = rank[order], free[order]
         start = 0
         while start < min(self.sharing, len(counts)):
-            stop = max(2 * start, start + 1, sure)
-            above = first[free & (rank <= max(start, sure - 1))]
-            own = free & (rank >= start) & (rank < min(stop, self.sharing))
-            if len(above) > self._places:
-                own &= first >= above.kthvalue(len(above) - self._places + 1).values if self._places else False
-            keep |= own
+            stop = min(max(start + max(1, start // 4), sure), self.sharing)
+            before = (free_in_order & (ranks_in_order <= max(start, sure - 1))).cumsum(0)
+            last = torch.searchsorted(before, torch.tensor([self._places], device=before.device)).clamp(
+                max=len(order) - 1
+            )
+            least = torch.where(before[-1] > self._places, first[order[last]], -torch.inf)  # of the best so many above
+            keep |= free & (rank >= start) & (rank < stop) & (first >= least) & (self._places > 0)
             start = stop
         parts = torch.split(keep, [len(layer.positions) for layer in self._layers])
         self._layers = [layer.only(part) for layer, part in zip(self._layers, parts, strict=True)]
@@ -152,7 +154,7 @@ def most_held(kept: int, n: int, forced: int, layers: Sequence[int], alpha: floa
             return heads * n
         held, start, sure = so_far * floor, 0, sharing - (heads - so_far)
         while start < min(sharing, so_far):
-            stop = min(max(2 * start, start + 1, sure), sharing, so_far)
+            stop = min(max(start + max(1, start // 4), sure), sharing, so_far)
             held += (stop - start) * min(n - floor, places // max(start + 1, min(sure, so_far)))
             start = stop
         most = max(most, held)

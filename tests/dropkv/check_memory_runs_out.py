@@ -31,14 +31,17 @@ SHAPE = dict(
     sliding_window=None,
     initializer_range=0.05,
 )
-# How far the same sums may be apart that are rounded in another order: some roundings of the dtype for every layer.
+# How far keys and values may be apart that are rounded in another order: some roundings of the dtype for every layer. A logit, of 10 or so, moves
+# by as much as its keys and queries do, and a score is the square of odds: so many times more.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+SCORES = 4
 # Entries whose scores differ by less than that may change places at the threshold; so few of all lie there.
 COMMON = {torch.float32: 0.995, torch.bfloat16: 0.9}
 
 
 def apart(one, other) -> tuple[float, float]:
-    """The smallest share of a layer's entries that both keep, and the largest relative distance of what they keep in common."""
+    """The smallest share of a layer's entries that both keep, and the largest relative distance of what they keep in common, that of
+    scores divided by SCORES."""
     shares, errors = [], []
     for mine, theirs in zip(one.layers, other.layers, strict=True):
         for head in range(len(mine.offsets) - 1):
@@ -51,8 +54,8 @@ def apart(one, other) -> tuple[float, float]:
                 )
             both = [torch.isin(x[0], y[0]) for x, y in (parts, parts[::-1])]
             shares.append(float(both[0].double().mean()))
-            for x, y in zip(*(part[1:] for part in parts), strict=True):
-                errors.append(float((x[both[0]] - y[both[1]]).norm() / y.norm()))
+            for x, y, times in zip(*(part[1:] for part in parts), (1, 1, SCORES), strict=True):
+                errors.append(float((x[both[0]] - y[both[1]]).norm() / y.norm()) / times)
     return min(shares), max(errors)
 
 
@@ -74,7 +77,9 @@ def main() -> None:
     run(large)  # compiles kernels
     whole, most = run(large)
     finer, less = run(small)
-    print(f"slices of {large} and {small}: peaks {most >> 20} and {less >> 20} MiB, common {apart(whole, finer)[0]:.4f}")
+    print(
+        f"slices of {large} and {small}: peaks {most >> 20} and {less >> 20} MiB, common {apart(whole, finer)[0]:.4f}"
+    )
     if gpu:
         torch.cuda.empty_cache()
         left = less - torch.cuda.memory_allocated() + (most - less) // 4
