@@ -313,10 +313,10 @@ def _answer(
     computed = [cell for cell in cells if cell.method != "random-answer"]
     seconds = (time.perf_counter() - started) / len(asked)
     room = ROW_TOKENS.get(model.device.type, ROW_TOKENS["cpu"])
-    rows = max(1, len(computed))
-    per_batch = room // (rows * max(one.survey.n for one in asked))
+    every = max(1, len(computed))
+    per_batch = room // (every * max(one.survey.n for one in asked))
     if model.device.type == "cuda":
-        per_batch = min(per_batch, ROW_BYTES // (rows * max(map(partial(_row_bytes, model), asked))))
+        per_batch = min(per_batch, ROW_BYTES // (every * max(map(partial(_row_bytes, model), asked))))
     per_batch = max(1, per_batch)
     for begin in range(0, len(asked) if computed else 0, per_batch):
         part = asked[begin : begin + per_batch]
