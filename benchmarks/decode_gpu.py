@@ -4,7 +4,8 @@
 
 step:  one token for every row, captured and replayed, against the bytes it must read at the copy rate of this GPU, and at batch 1 against a
 decode step of transformers with its dynamic cache of as many entries
-attention:  that of one layer, prefixes ragged (heads keep 0.4 to 1.6 times the mean), L2 flushed
+attention:  that of one layer, prefixes ragged (heads keep 0.4 to 1.6 times the mean), L2 flushed by writing 256 MiB, some of which is written back
+in the timed interval, and by reading them, as the weights of a step do
 memory:  peak of 64 questions answered at once over that of one, against the bytes of 63 tails
 """
 
@@ -115,8 +116,9 @@ def step_of(model: Model, prefix: Prefix, rows: int, tail: int) -> tuple[Step, T
     return step, tails
 
 
-def attention_us(model: Model, prefix: Prefix, rows: int, tail: int) -> float:
-    """Microseconds of one layer's attention, L2 flushed before each: a graph of flushes and attentions less one of flushes."""
+def attention_us(model: Model, prefix: Prefix, rows: int, tail: int) -> tuple[float, float]:
+    """Microseconds of one layer's attention, L2 flushed before each by writing, and by reading: a graph of flushes and attentions less one
+    of flushes."""
     tails = Tails.of(model.geometry, model.devices, model.dtype, rows, tail + 64)
     tails.keys[0].normal_()
     tails.values[0].normal_()
@@ -125,21 +127,27 @@ def attention_us(model: Model, prefix: Prefix, rows: int, tail: int) -> float:
     run.lengths.fill_(tail - 1)
     shape = model.geometry[0]
     q = torch.randn((rows, shape.query_heads, shape.d_k), dtype=model.dtype, device=model.device)
-    large = torch.empty(256 << 20, dtype=torch.uint8, device=model.device)
-    run.over(0, q, shape.d_k**-0.5, None)
+    large = torch.zeros(64 << 20, dtype=torch.float32, device=model.device)
 
-    def both() -> None:
-        large.zero_()
+    def attend() -> None:
         run.over(0, q, shape.d_k**-0.5, None)
 
-    times = []
-    for action in (both, large.zero_):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(10):
-                action()
-        times.append(milliseconds(graph.replay, 9))
-    return (times[0] - times[1]) * 100
+    attend()
+    took = [
+        (captured_ms(lambda flush=flush: (flush(), attend())) - captured_ms(flush)) * 100
+        for flush in (large.zero_, large.sum)
+    ]
+    return took[0], took[1]
+
+
+def captured_ms(action: Callable[[], object]) -> float:
+    """Of ten times an action in one graph."""
+    action()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            action()
+    return milliseconds(graph.replay, 9)
 
 
 def dynamic_cache_ms(model: Model, entries: int, n: int) -> float:
@@ -225,8 +233,10 @@ def main() -> None:
         torch.cuda.empty_cache()
     for rows in (1, 64):
         floor = (kept + rows * each) / given.layers / rate * 1e6
-        took = attention_us(model, prefix, rows, given.tail)
-        print(f"attention of a layer, batch {rows}: {took:.1f} us, floor {floor:.1f}, {took / floor:.2f} x")
+        for how, took in zip(("writing", "reading"), attention_us(model, prefix, rows, given.tail), strict=True):
+            print(
+                f"attention of a layer, batch {rows}, L2 flushed by {how}: {took:.1f} us, floor {floor:.1f}, {took / floor:.2f} x"
+            )
     one, alone = answered(model, prefix, 1, given.tail)
     all_, peak = answered(model, prefix, 64, given.tail)
     tails_bytes = 63 * each

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dropkv.budgets import Kept
 from dropkv.kernels.dispatch import gather_on_gpu
-from dropkv.methods import Choice, LayerContext, LayerScores, Method
+from dropkv.methods import MAX_MAX, Choice, LayerContext, LayerScores, Method, probability
 from dropkv.models import LayerGeometry
 from dropkv.words import Words
 from formats import LayerEntries
@@ -18,16 +18,27 @@ from formats import LayerEntries
 
 class Keeper:
     """Keeps entries by one method; rules that share entries among layers trim earlier layers as they go. words: of the document, for methods
-    that pool by them."""
+    that pool by them. standing [n]: what a first reading (`Stands`) found, for methods that read twice."""
 
     def __init__(
-        self, method: Method, kept: int, n: int, geometry: Sequence[LayerGeometry], words: Words | None = None
+        self,
+        method: Method,
+        kept: int,
+        n: int,
+        geometry: Sequence[LayerGeometry],
+        words: Words | None = None,
+        standing: Tensor | None = None,
     ) -> None:
         self.methods: Sequence[Method] = (method,)
         self.geometry = geometry
         self._full = [index for index, layer in enumerate(geometry) if layer.kind == "full"]
         self._choice = Choice(
-            method, n if method.keeps_all else kept, [geometry[index].kv_heads for index in self._full], n, words
+            method,
+            n if method.keeps_all else kept,
+            [geometry[index].kv_heads for index in self._full],
+            n,
+            words,
+            standing,
         )
         self._layers: list[LayerEntries] = []
         self._home: torch.device | None = None
@@ -60,6 +71,26 @@ class Keeper:
         self._home = self._home or scores.raw.device
         beside = scores.beside
         return LayerScores(scores.raw.to(self._home), None if beside is None else beside.to(self._home))
+
+
+class Stands:
+    """The reader of a first reading: what every token stands for in the whole model, and nothing else."""
+
+    def __init__(self, n: int) -> None:
+        self.methods: Sequence[Method] = (Method("", "", probability, reduction=MAX_MAX),)
+        self._sum = torch.zeros(n)
+        self._layers = 0
+
+    def full(self, layer: int, context: LayerContext, scores: Sequence[LayerScores]) -> None:
+        self._sum = self._sum.to(scores[0].raw.device) + scores[0].raw.mean(0)
+        self._layers += 1
+
+    def sliding(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Such layers keep their window whatever it stands for."""
+
+    def standing(self) -> Tensor:
+        """The mean over all heads of the largest attention paid to every token [n]."""
+        return self._sum / max(1, self._layers)
 
 
 def take(k: Tensor, v: Tensor, chosen: Kept, scores: Tensor) -> LayerEntries:

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from dropkv.attention import run_decoder, run_logits, sliced_layers
 from dropkv.devices import wait_for
 from dropkv.errors import DocumentError, ModelError
 from dropkv.fidelity import HeldOut, Predictions
 from dropkv.footprint import footprint, slice_for
-from dropkv.keeper import Keeper
+from dropkv.keeper import Keeper, Stands
 from dropkv.methods import Method
 from dropkv.models import Model
 from dropkv.observers import Observation, Probe
@@ -72,7 +73,22 @@ def prefill(
 
     Raises what `read` raises.
     """
-    keeper = Keeper(method, kept, len(document), model.geometry, words)
+    first: Reading | None = None
+    standing: Tensor | None = None
+    if method.reads_twice:
+        stands = Stands(len(document))
+        first = read(
+            model,
+            document,
+            observation,
+            stands,
+            seed=seed,
+            slice_tokens=slice_tokens,
+            fused=fused,
+            progress=_part(progress, 0),
+        )
+        standing, progress = stands.standing(), _part(progress, 1)
+    keeper = Keeper(method, kept, len(document), model.geometry, words, standing)
     reading = read(
         model,
         document,
@@ -84,7 +100,17 @@ def prefill(
         progress=progress,
         held=held,
     )
-    return Prefilled(keeper.finish(), reading.prefill, reading.score, reading.held, reading.predictions)
+    seconds = (reading.prefill, reading.score)
+    if first is not None:
+        seconds = (first.prefill + reading.prefill, first.score + reading.score)
+    return Prefilled(keeper.finish(), *seconds, reading.held, reading.predictions)
+
+
+def _part(progress: Progress | None, number: int) -> Progress | None:
+    """The progress of the first (0) or second (1) of two readings."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(number * total + done, 2 * total)
 
 
 def read(

@@ -12,6 +12,7 @@ from formats.errors import printable
 from formats.grids import KINDS
 
 OBSERVERS = ("replay", "tail", "question:TEXT", "questions:FILE")
+DEFAULT_METHOD = "adadropkv"
 MOST = 1 << 30  # tokens, more than any document has
 EXAMPLES = {
     "question": "question:TEXT, such as 'question:Who is the killer?'",
@@ -31,7 +32,7 @@ class CompressSettings:
     observe: replay, tail, question:TEXT (the one that will be asked) or questions:FILE (one a line). window: observation queries of tail and
     question. chunk: tokens of the document that one replay repeats.
     pool: size of the pooling kernel in tokens (odd, 1 = none), None = what method and observer say. alpha: share of the budget that the
-    head-adaptive rule gives to every head alike, None = the method's own.
+    rules "head-adaptive" and "two orders" give to every head alike, None = the method's own.
     keep_tokens: store the document's token ids in the file. truncate: cut a document that does not fit instead of refusing it.
     fidelity: measure what the kept entries change in the model's predictions.
     kv_dtype: how entries are kept: same, as they were computed; fp8, int8 or int4, quantised (formats/quantized.py). zstd: the level at which
@@ -40,7 +41,7 @@ class CompressSettings:
     """
 
     budget: float | int = 0.25
-    method: str = "adadropkv"
+    method: str = DEFAULT_METHOD
     observe: str = "replay"
     window: int = 8
     pool: int | None = None

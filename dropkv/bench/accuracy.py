@@ -81,12 +81,32 @@ def is_measured(model: Model, plan: AccuracyPlan, results: Results) -> bool:
     for name in plan.tasks:
         task = get_task(name, data=plan.data, essay=plan.essay)
         for length in plan.lengths:
-            samples = list(task.samples(model.tokenizer, length, plan.samples, plan.seed, len(seam.head_ids)))
             for setting in plan.settings:
-                cells = cells_of(plan, setting)
-                if any(_missing(plan, task, sample, setting, cells, results, model) for sample in samples):
+                if _lacking(model, seam, plan, task, length, setting, results, cells_of(plan, setting)):
                     return False
     return True
+
+
+def _lacking(
+    model: Model,
+    seam: Seam,
+    plan: AccuracyPlan,
+    task: Task,
+    length: int,
+    setting: Setting,
+    results: Results,
+    cells: Sequence[Cell],
+) -> list[Cell]:
+    """The cells of which a line is missing: a method that is added to a plan does not bring the others again."""
+    place = [KEY.index(name) for name in ("model", "task", "length", "setting")]
+    if not any(tuple(key[at] for at in place) == (model.id, task.name, length, setting) for key in results.done):
+        return list(cells)
+    samples = list(task.samples(model.tokenizer, length, plan.samples, plan.seed, len(seam.head_ids)))
+    return [
+        cell
+        for cell in cells
+        if any(_missing(plan, task, sample, setting, [cell], results, model) for sample in samples)
+    ]
 
 
 def check_budgets(plan: AccuracyPlan, head_tokens: int) -> None:
@@ -155,6 +175,7 @@ def _run_task(
 ) -> bool:
     cells = cells_of(plan, setting)
     started = time.perf_counter()
+    cells = _lacking(model, seam, plan, task, length, setting, results, cells)
     samples = task.samples(model.tokenizer, length, plan.samples, plan.seed, head_tokens=len(seam.head_ids))
     count, whole = 0, True
     for group in _groups(samples, plan.batch):
@@ -267,11 +288,12 @@ def _answer(
     computed = [cell for cell in cells if cell.method != "random-answer"]
     seconds = (time.perf_counter() - started) / len(asked)
     room = ROW_TOKENS.get(model.device.type, ROW_TOKENS["cpu"])
-    per_batch = room // (len(computed) * max(one.survey.n for one in asked))
+    every = max(1, len(computed))
+    per_batch = room // (every * max(one.survey.n for one in asked))
     if model.device.type == "cuda":
-        per_batch = min(per_batch, ROW_BYTES // (len(computed) * max(map(partial(_row_bytes, model), asked))))
+        per_batch = min(per_batch, ROW_BYTES // (every * max(map(partial(_row_bytes, model), asked))))
     per_batch = max(1, per_batch)
-    for begin in range(0, len(asked), per_batch):
+    for begin in range(0, len(asked) if computed else 0, per_batch):
         part = asked[begin : begin + per_batch]
         keeps = kept_sets([one.survey for one in part], computed, len(seam.head_ids))
         alike = same_sets_of(keeps)

@@ -121,10 +121,12 @@ class Masks:
         assert self.scores.beside is not None
         parts = zip(self.raw.chunk(self.documents), self.scores.beside.chunk(self.documents, 1), strict=True)
         words = list(self.words) or [Words.alone(self.raw.shape[2], self.raw.device)] * self.documents
-        orders = (Orders(together, self.method.pool, own) for own in words)
-        made = [own.add_all(LayerScores(*part)) for own, part in zip(orders, parts, strict=True)]
-        own, shared, _, level = (torch.cat(one) for one in zip(*made, strict=True))
-        place = inverse(head_order(own.flatten(0, 1), self.forced, self.raw.flatten(0, 1))).view(shape)
+        made = []
+        for (raw, beside), own in zip(parts, words, strict=True):
+            standing = beside[0].mean(1).mean(0) if self.method.reads_twice else None
+            made.append(Orders(together, self.method.pool, own, standing).add_all(LayerScores(raw, beside)))
+        own_order, shared, _, level = (torch.cat(one) for one in zip(*made, strict=True))
+        place = inverse(head_order(own_order.flatten(0, 1), self.forced, self.raw.flatten(0, 1))).view(shape)
         by_level = torch.sort(level.double().view(self.documents, heads), descending=True, stable=True).indices
         sharing = max(1, round(together.heads * heads)) if together.heads else heads
         outside = (inverse(by_level) >= sharing).view(*shape[:2], 1).expand(shape)

@@ -67,11 +67,12 @@ class Pool:
 @dataclass(frozen=True)
 class Together:
     """How heads come to keep the same tokens (see `auto`). heads: the share of all heads that share a budget, 0 for all of them; balance: the
-    power of the head's mean that its scores are divided by; scope: the layers whose attention says what a token stands for."""
+    power of the head's mean that its scores are divided by; scope: the layers whose attention says what a token stands for: those up to this
+    one, this one alone, or all of the model, for which the document is read twice."""
 
     heads: float = 0.4
     balance: float = 1.0
-    scope: Literal["so far", "layer"] = "so far"
+    scope: Literal["so far", "layer", "model"] = "so far"
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,21 @@ class Method:
             scores = self.observe(context.window(projected=self.projected), context)
         return scores if self.finish is None else self.finish(scores, context)
 
+    @property
+    def reads_twice(self) -> bool:
+        """Whether a first reading has to say what tokens stand for."""
+        return self.together is not None and self.together.scope == "model"
+
     def choose(self, layers: Sequence[LayerScores], budget: float | int, words: Words | None = None) -> list[Kept]:
         """The kept entries of all layers that have a budget (full attention), from their scores in layer order. words: the document's."""
         from dropkv.methods._choice import Choice  # which knows methods
 
         n = layers[0].raw.shape[1]
         kept = n if self.keeps_all else kept_count(budget, n, len(self.forced(n)))
-        choice = Choice(self, kept, [scores.raw.shape[0] for scores in layers], n, words)
+        standing = None
+        if self.reads_twice:
+            standing = torch.stack([paid_on_average(scores) for scores in layers]).mean(0)
+        choice = Choice(self, kept, [scores.raw.shape[0] for scores in layers], n, words, standing)
         for scores in layers:
             choice.add(scores)
         return choice.finish()
@@ -281,6 +290,12 @@ def odds_times_distance(block: Block, power: int) -> Tensor:
 def probability(block: Block, power: int) -> Tensor:
     """p, the attention probability itself."""
     return block.probability()
+
+
+def paid_on_average(scores: LayerScores) -> Tensor:
+    """The mean over a layer's heads of the largest attention that each token is paid [n]; of a method with LARGEST_P beside its score."""
+    assert scores.beside is not None
+    return scores.beside[0].mean(0)
 
 
 LARGEST_P = Job(lambda block: block.probability(), MAX_MAX, weight="p")

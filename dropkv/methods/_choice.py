@@ -22,10 +22,18 @@ class Choice:
 
     kept: entries per KV head on average. heads: KV heads of every layer. Rules inside a layer are done with it at once; rules that share
     entries among layers hold candidates, and `add` may take some of an earlier layer's away again, always from the end of a head's order.
-    words: the document's, for methods that pool by them; without, every token is one.
+    words: the document's, for methods that pool by them; without, every token is one. standing [n]: for methods that read twice.
     """
 
-    def __init__(self, method: Method, kept: int, heads: Sequence[int], n: int, words: Words | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        kept: int,
+        heads: Sequence[int],
+        n: int,
+        words: Words | None = None,
+        standing: Tensor | None = None,
+    ) -> None:
         self.method, self.kept, self.heads, self.n = method, kept, tuple(heads), n
         self.forced = method.forced(n)
         self._done: list[Kept] = []
@@ -35,7 +43,7 @@ class Choice:
             self._shared = BestSoFar(kept, n, self.forced, sum(self.heads), method.alpha)
         if self.heads and method.together is not None:
             self._shared = TwoOrders(kept, n, self.forced, sum(self.heads), method.alpha, method.together.heads)
-            self._orders = Orders(method.together, method.pool, words)
+            self._orders = Orders(method.together, method.pool, words, standing)
         if kept < n and method.rule == "cake-layers":
             self._shared = SharedLayers(kept, n, self.forced, len(self.heads))
 

@@ -14,11 +14,16 @@ TINY = 1e-12
 class Orders:
     """Makes a layer's scores into its two orders; holds what tokens stand for in the layers so far.
 
-    pool: of what tokens stand for, along the document. words: the document's, None for every token by itself.
+    pool: of what tokens stand for, along the document. words: the document's, None for every token by itself. standing [n]: what tokens stand
+    for in the whole model, for the scope "model".
     """
 
-    def __init__(self, together: Together, pool: Pool | None, words: Words | None) -> None:
-        self.together, self.pool = together, pool
+    def __init__(
+        self, together: Together, pool: Pool | None, words: Words | None, standing: Tensor | None = None
+    ) -> None:
+        if together.scope == "model" and standing is None:
+            raise ValueError("what tokens stand for in the whole model has to be given")
+        self.together, self.pool, self.standing = together, pool, standing
         self._words = words
         self._paid: Tensor | None = None
         self._layers = 0
@@ -51,7 +56,9 @@ class Orders:
         return whole * standing.clamp(min=TINY), level.squeeze(-1)
 
     def _standing(self, paid: Tensor) -> Tensor:
-        """The mean over heads of the largest attention paid to every token [n]."""
+        """What every token stands for [n]: the mean over heads of the largest attention paid to it, unless it is given."""
+        if self.standing is not None:
+            return self.standing.to(paid.device)
         own = paid.mean(0)
         if self.together.scope == "layer":
             return own

@@ -271,6 +271,25 @@ def test_a_folder_that_holds_every_line_is_read_without_the_weights(
     assert json.loads((tmp_path / "lines.jsonl").read_text().splitlines()[-1])["method"] == json.loads(last)["method"]
 
 
+def test_a_method_that_is_added_does_not_bring_the_others_again(
+    dropkv: Dropkv, measured: tuple[Path, Result], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dropkv.bench import accuracy
+
+    (tmp_path / "lines.jsonl").write_bytes((measured[0] / "lines.jsonl").read_bytes())
+    asked: list[tuple[str, str]] = []
+    answer = accuracy._answer
+
+    def watch(*arguments: Any) -> Any:
+        asked.extend((cell.method, cell.observer) for cell in arguments[-1])
+        return answer(*arguments)
+
+    monkeypatch.setattr(accuracy, "_answer", watch)
+    run = ("bench", "accuracy", "-o", tmp_path, *SMALL, "--model", model, "--samples", "2")
+    assert dropkv(*run, "--methods", METHODS + ",keydiff,caote").code == 0
+    assert asked == [("keydiff", "none"), ("caote", "replay"), ("caote", "tail")]
+
+
 def test_what_tasks_lack_is_said_once_for_each_reason_before_the_model_is_loaded(
     dropkv: Dropkv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,7 +153,7 @@ def test_words_are_completed() -> None:
 def test_lists_of_the_bench_are_completed_part_by_part() -> None:
     run = ("bench", "accuracy")
     assert offered(*run, "--tasks", "no") == ["plain,noise"]
-    assert offered(*run, "--tasks", "all") == ["plain,all-needle", "plain,all-ruler"]
+    assert offered(*run, "--tasks", "all") == ["plain,all-needle", "plain,all-ruler", "plain,all-longbench"]
     assert offered(*run, "--tasks", "noise,four-k") == ["plain,noise,four-keys"]
     assert offered(*run, "--tasks", "noise,noi") == []
     assert offered(*run, "--methods", "full,no-") == ["plain,full,no-document"]

@@ -14,17 +14,19 @@ from benchmarks.question_free.observers import Observer
 from benchmarks.question_free.recipe import Recipe
 from benchmarks.question_free.recipes import groups
 from benchmarks.question_free.text import Text
+from dropkv.bench.survey import Collector
 from dropkv.budgets import kept_count
 from dropkv.methods import LayerScores, Together, get
 from dropkv.methods._together import Orders
 from dropkv.observers.replay import plan_replays
-from dropkv.prefill import prefill
+from dropkv.prefill import prefill, read
 from dropkv.prompts import Seam
 from dropkv.words import Words
 from formats import read_header
 from tests import tiny
 
 RECIPE = "stream"  # of benchmarks.question_free, whose settings auto has
+RECIPES = {"so far": RECIPE, "layer": "stream, own layer", "model": "two, 30 % by step/sum"}
 CPU = torch.device("cpu")
 
 
@@ -69,13 +71,13 @@ def known():
     return model, seam, [*seam.head_ids, *document]
 
 
-def recipe_of(head: int) -> Recipe:
-    return next(one for own in groups(head).values() for one in own if one.name == RECIPE)
+def recipe_of(head: int, name: str) -> Recipe:
+    return next(one for own in groups(head).values() for one in own if one.name == name)
 
 
-def masks(model, seam, ids, budgets, chunk):
+def masks(model, seam, ids, budgets, chunk, scope="so far"):
     """What the study's recipe and what a prefill keeps, bool [layers, kv_heads, n] each, at every budget."""
-    recipe = recipe_of(len(seam.head_ids))
+    recipe = recipe_of(len(seam.head_ids), RECIPES[scope])
     statistics = sorted(name for _, name in recipe.wanted)
     (reading,) = read_documents(model, seam, [ids], {"replay": Observer(chunk=chunk)}, {"replay": statistics})
     ranking = recipe.ranking(reading.seen, reading.told, Text.of(model.tokenizer, ids, CPU))
@@ -84,7 +86,7 @@ def masks(model, seam, ids, budgets, chunk):
     for budget in budgets:
         want = ranking.keep(budget)
         kept = kept_count(budget, len(ids), 8)
-        method = get("auto").under_replay(len(seam.head_ids))
+        method = replace(get("auto").under_replay(len(seam.head_ids)), together=Together(scope=scope))
         got = prefill(model, ids, observation, method, kept, slice_tokens=50, words=words)
         mask = torch.zeros_like(want)
         for layer, entries in enumerate(got.layers):
@@ -93,8 +95,9 @@ def masks(model, seam, ids, budgets, chunk):
         yield want, mask
 
 
-def test_what_is_kept_is_the_studys(known):
-    for want, mask in masks(*known, [0.1, 0.2, 0.3], 40):
+@pytest.mark.parametrize("scope", RECIPES)
+def test_what_is_kept_is_the_studys(known, scope):
+    for want, mask in masks(*known, [0.1, 0.2, 0.3], 40, scope):
         assert torch.equal(mask, want) and 0 < int(want.sum()) < want.numel()
 
 
@@ -104,6 +107,23 @@ def test_what_is_kept_of_a_real_text_is_the_studys(smollm2):
     ids = [*seam.head_ids, *seam.document_ids(text)[:260]]
     for want, mask in masks(smollm2, seam, ids, [0.1, 0.25], 128):
         assert torch.equal(mask, want)
+
+
+def test_what_tokens_stand_for_in_the_model_is_read_first(known):
+    """Two readings keep what choosing from all layers at once keeps; progress counts both."""
+    model, seam, ids = known
+    method = replace(get("auto"), together=Together(scope="model"))
+    observation = plan_replays(seam, ids, len(seam.head_ids), 40)
+    steps: list[tuple[int, int]] = []
+    got = prefill(model, ids, observation, method, 30, progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(done, 6) for done in range(1, 7)]
+    collected = Collector([method], model.geometry)
+    read(model, ids, observation, collected)
+    chosen = method.choose([scores[0] for scores in collected.scores], 30)
+    for kept, entries in zip(chosen, got.layers, strict=True):
+        assert torch.equal(kept.positions.int(), entries.positions) and torch.equal(kept.admit.int(), entries.admit)
+    with pytest.raises(ValueError, match="whole model"):
+        Orders(method.together, None, None)
 
 
 def test_a_file_says_what_it_was_made_with(known, tmp_path):

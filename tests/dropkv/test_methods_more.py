@@ -379,8 +379,10 @@ def test_the_table_of_observers_changes_only_what_it_says():
         assert get(name).under_replay(9) == get(name)
     with pytest.raises(UsageError, match="--observe replay"):
         resolve_method(CompressSettings(method="kvzip", observe="tail"), 5)
-    assert resolve_method(CompressSettings(observe="questions:a.txt"), 9) == get("adadropkv").under_replay(9)
-    assert resolve_method(CompressSettings(observe="question:why?"), 9) == get("adadropkv")
+    assert resolve_method(CompressSettings(method="adadropkv", observe="questions:a.txt"), 9) == get(
+        "adadropkv"
+    ).under_replay(9)
+    assert resolve_method(CompressSettings(method="adadropkv", observe="question:why?"), 9) == get("adadropkv")
     for wrong, words in (
         ("stars", "unknown observer"),
         ("questions", "FILE"),
