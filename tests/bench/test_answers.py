@@ -156,6 +156,10 @@ def test_attention_and_its_sums_are_the_definition(softcap):
     assert float(sums[0, 1, 2]) < -1e30 and bool(out.isfinite().all())
 
 
+def test_the_kernels_of_the_bench_compile():
+    run_check(Path(__file__).with_name("check_accuracy_compiles.py"), interpret=False)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_kernel_of_a_step_equals_the_definition(dtype):
     run_check(Path(__file__).with_name("check_masked_decode.py"), dtype)
