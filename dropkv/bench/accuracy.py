@@ -261,11 +261,13 @@ class Enough:
 
     def __init__(self, model: Model, task: Task, asked: Asked) -> None:
         self.tokenizer, self.task = model.tokenizer, task
-        self.given, self.question = asked.given, asked.sample.questions[asked.number]
+        self.given, self.question, self.over = asked.given, asked.sample.questions[asked.number], asked.over
         encoded = (self.tokenizer.encode(answer, add_special_tokens=False) for answer in self.question.answers)
         self.needed = {token for ids in encoded for token in ids}
 
     def __call__(self, tokens: Sequence[int]) -> bool:
+        if self.over:
+            return True  # nothing of the answer counts
         mine = [*self.given, *tokens][: self.question.max_new_tokens]
         if not self.needed.issubset(mine):
             return False
