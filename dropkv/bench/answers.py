@@ -166,6 +166,8 @@ class Decoding:
             return True
         if not self.run.kernels:
             left = [max(left)] * len(left)
+        elif sum(left) == 1:  # a row alone would have kernels of its own compiled: one that has ended goes along
+            left[next(number for number, places in enumerate(by_document) if len(places) > left[number])] += 1
         chosen = [place for places, count in zip(by_document, left, strict=True) for place in places[:count]]
         at = torch.tensor(chosen, device=self.token.device)
         self.run.select(at, left)
