@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dropkv.bench.plan import AccuracyPlan, read_plan
+from dropkv.bench.tasks import get, lacking
 
 GRACE = 20.0  # seconds behind the deadline after which a process is stopped whatever it does
 
@@ -62,16 +63,10 @@ class Pace:
 
 
 def jobs_of(plan: AccuracyPlan) -> list[Job]:
-    """All jobs, those that take long first."""
-    from dropkv.bench.tasks import get
-    from dropkv.errors import UsageError
+    """All jobs, those that take long first; the plan's tasks are those that can run."""
 
     def cost(job: Job) -> float:
-        try:
-            answer = get(job.task, data=plan.data, essay=plan.essay).max_new_tokens
-        except UsageError:
-            answer = 0  # its data is not there: it is passed over
-        return job.length * (64 + answer)
+        return job.length * (64 + get(job.task, data=plan.data, essay=plan.essay).max_new_tokens)
 
     jobs = [Job(task, length, setting) for length in plan.lengths for task in plan.tasks for setting in plan.settings]
     return sorted(jobs, key=cost, reverse=True)
@@ -125,6 +120,13 @@ def main() -> None:
     plan = read_plan(
         given.plan, model=given.model, samples=given.samples, batch=given.batch, lengths=lengths, **several
     )
+    found = lacking(plan.tasks, data=plan.data, essay=plan.essay)
+    for reason, names in found.items():
+        print(f"skipped: {', '.join(names)}: {reason}", flush=True)
+    able = tuple(task for task in plan.tasks if not any(task in names for names in found.values()))
+    if not able:
+        options.exit(2, "no task of the plan can run here\n")
+    plan = replace(plan, tasks=able)
     given.output.mkdir(parents=True, exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"
     fresh = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""benchmarks/accuracy_many.py: a job for every task, length and setting, and one file of all lines."""
+"""benchmarks/accuracy_many.py: a job for every task, length and setting that can run, and one file of all lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.cli.conftest import ROOT
 
 PLAN = """
-tasks = ["noise"]
+tasks = ["noise", "qa_1"]
 lengths = [256]
 methods = ["adadropkv", "full"]
 budgets = [0.5]
@@ -32,10 +32,14 @@ def test_every_job_is_run_and_their_lines_are_merged(model: Path, tmp_path: Path
         text=True,
         check=True,
     )
-    assert sorted(line.partition(":")[0] for line in done.stdout.splitlines()) == [
+    first, *others = done.stdout.splitlines()
+    assert first.startswith("skipped: qa_1: needs SQuAD 2.0")
+    assert sorted(line.partition(":")[0] for line in others) == [
         "noise-256-question-aware",
         "noise-256-question-free",
     ]
+    machines = [json.loads(path.read_text()) for path in (tmp_path / "r").glob("*/machines.jsonl")]
+    assert len(machines) == 2 and {machine["dtype"] for machine in machines} == {"float32"}
     lines = [json.loads(line) for line in (tmp_path / "r" / "lines.jsonl").read_text().splitlines()]
     assert sorted((line["setting"], line["observer"], line["method"]) for line in lines) == [
         ("question-aware", "none", "full"),
