@@ -8,7 +8,10 @@ from pathlib import Path
 from dropkv.errors import UsageError
 
 FOLDER = Path(__file__).with_name("methods")
-HYPHENATED = {"expected_attention": "expected-attention"}  # a module's name cannot have the hyphen its authors write
+HYPHENATED = {  # a module's name cannot have the hyphen
+    "auto_twice": "auto-twice",
+    "expected_attention": "expected-attention",
+}
 
 
 def method_files() -> dict[str, str]:

@@ -6,7 +6,7 @@ stays whole. s_hj = that sum * c_j, where c_j is what the token stands for: p_hj
 the KV heads of this layer and those before it, summed over words, averaged over 11 neighbours (--pool).
 
 Every head first keeps f, or alpha of its budget where that is more, by the sum of its steps over the queries (the largest of the group's heads;
-of several probes the largest). What is left is shared by s_hj among the 40 % of all layers' heads with the largest mean x. Heads that compete
+of several probes the largest). What is left is shared by s_hj among the 27 % of all layers' heads with the largest mean x. Heads that compete
 for an answer then keep the same tokens, and heads that look at everything a little keep something of everything.
 """
 
@@ -31,6 +31,6 @@ METHOD = Method(
     forced_first=4,
     forced_last=4,
     beside=(LARGEST_P, SUM_OF_STEPS),
-    together=Together(heads=0.4),
+    together=Together(heads=0.27),
     needs=frozenset({"words"}),
 )

@@ -343,3 +343,24 @@ def test_table_sorts_by_the_share_of_the_full_cache():
     assert rows[0].startswith("full cache 80.0")
     assert rows[2].split()[:4] == ["better", "0.750", "60.0", "0.750"] and "+20.0" in rows[2]
     assert rows[3].split()[:2] == ["default", "0.500"]
+
+
+def test_spread_starts_each_part_once_and_joins_them(tmp_path, monkeypatch, capsys):
+    from benchmarks.question_free import spread
+
+    commands: list[list[str]] = []
+
+    def run(command, **_):
+        commands.append(command[command.index("-m") + 1 :])
+        return type("Done", (), {"returncode": int("four-keys" in command and "1/2" in command)})()
+
+    monkeypatch.setattr(spread.subprocess, "run", run)
+    monkeypatch.setattr("sys.argv", ["x", "-o", str(tmp_path), "--tasks", "prose,four-keys", "--samples", "8"])
+    with pytest.raises(SystemExit) as left:
+        spread.main()
+    assert left.value.code == 1 and "1 of the processes failed" in capsys.readouterr().err
+    measured, (table_of,) = commands[:-1], commands[-1:]
+    assert sorted(one[one.index("--part") + 1] for one in measured) == ["0/2", "0/2", "1/2", "1/2"]
+    assert all(one[-2:] == ["--samples", "8"] and one[0] == "benchmarks.question_free" for one in measured)
+    folders = [one[one.index("-o") + 1] for one in measured]
+    assert sorted(folders) == sorted(table_of[2:6]) and len(set(folders)) == 4 and "--table" in table_of

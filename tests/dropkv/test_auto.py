@@ -25,8 +25,11 @@ from dropkv.words import Words
 from formats import read_header
 from tests import tiny
 
-RECIPE = "stream"  # of benchmarks.question_free, whose settings auto has
-RECIPES = {"so far": RECIPE, "layer": "stream, own layer", "model": "two, 30 % by step/sum"}
+RECIPES = {  # of benchmarks.question_free
+    "stream 0.27": get("auto"),
+    "two 0.27, 30 % by step/sum": get("auto-twice"),
+    "stream, own layer": replace(get("auto"), together=Together(heads=0.4, scope="layer")),
+}
 CPU = torch.device("cpu")
 
 
@@ -75,9 +78,9 @@ def recipe_of(head: int, name: str) -> Recipe:
     return next(one for own in groups(head).values() for one in own if one.name == name)
 
 
-def masks(model, seam, ids, budgets, chunk, scope="so far"):
+def masks(model, seam, ids, budgets, chunk, name="stream 0.27"):
     """What the study's recipe and what a prefill keeps, bool [layers, kv_heads, n] each, at every budget."""
-    recipe = recipe_of(len(seam.head_ids), RECIPES[scope])
+    recipe = recipe_of(len(seam.head_ids), name)
     statistics = sorted(name for _, name in recipe.wanted)
     (reading,) = read_documents(model, seam, [ids], {"replay": Observer(chunk=chunk)}, {"replay": statistics})
     ranking = recipe.ranking(reading.seen, reading.told, Text.of(model.tokenizer, ids, CPU))
@@ -86,7 +89,7 @@ def masks(model, seam, ids, budgets, chunk, scope="so far"):
     for budget in budgets:
         want = ranking.keep(budget)
         kept = kept_count(budget, len(ids), 8)
-        method = replace(get("auto").under_replay(len(seam.head_ids)), together=Together(scope=scope))
+        method = RECIPES[name].under_replay(len(seam.head_ids))
         got = prefill(model, ids, observation, method, kept, slice_tokens=50, words=words)
         mask = torch.zeros_like(want)
         for layer, entries in enumerate(got.layers):
@@ -95,9 +98,9 @@ def masks(model, seam, ids, budgets, chunk, scope="so far"):
         yield want, mask
 
 
-@pytest.mark.parametrize("scope", RECIPES)
-def test_what_is_kept_is_the_studys(known, scope):
-    for want, mask in masks(*known, [0.1, 0.2, 0.3], 40, scope):
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_is_kept_is_the_studys(known, name):
+    for want, mask in masks(*known, [0.1, 0.2, 0.3], 40, name):
         assert torch.equal(mask, want) and 0 < int(want.sum()) < want.numel()
 
 
@@ -112,7 +115,7 @@ def test_what_is_kept_of_a_real_text_is_the_studys(smollm2):
 def test_what_tokens_stand_for_in_the_model_is_read_first(known):
     """Two readings keep what choosing from all layers at once keeps; progress counts both."""
     model, seam, ids = known
-    method = replace(get("auto"), together=Together(scope="model"))
+    method = get("auto-twice")
     observation = plan_replays(seam, ids, len(seam.head_ids), 40)
     steps: list[tuple[int, int]] = []
     got = prefill(model, ids, observation, method, 30, progress=lambda done, total: steps.append((done, total)))
@@ -131,7 +134,7 @@ def test_a_file_says_what_it_was_made_with(known, tmp_path):
     text = "The ledger of 1893 names 52 ships and 4711 crates. " * 8
     dropkv.compress(text, model=model, method="auto", budget=0.5, fidelity=False, alpha=0.4).save(tmp_path / "a.kv")
     metadata = read_header(tmp_path / "a.kv").metadata
-    assert metadata.method["together"] == {"heads": 0.4, "balance": 1.0, "scope": "so far"}
+    assert metadata.method["together"] == {"heads": 0.27, "balance": 1.0, "scope": "so far"}
     assert metadata.method["pool"] == {"kind": "avg", "size": 11}
     assert (metadata.budget.rule, metadata.budget.alpha, metadata.budget.nested) == ("two orders", 0.4, True)
     assert (metadata.budget.forced_first, metadata.budget.forced_last) == (4, 4)

@@ -353,7 +353,9 @@ def test_a_smaller_budget_is_a_prefix_by_admit(tiny_llama, name, most):
         assert torch.equal(big.keys[keep], little.keys)
 
 
-@pytest.mark.parametrize("name", ["cake", "kvzip", "laprox", "pyramidkv", "h2o", "expected-attention", "criticalkv"])
+@pytest.mark.parametrize(
+    "name", ["auto", "cake", "kvzip", "laprox", "pyramidkv", "h2o", "expected-attention", "criticalkv"]
+)
 def test_sliding_layers_take_no_part_in_shared_budgets(name):
     """The first of three layers slides over 16 tokens: its last 16 entries stay, the others share 2 * 2 * 25 places."""
     model = tiny.model(
