@@ -62,31 +62,6 @@ def tile_of(d: int, itemsize: int) -> int:
     return 16 if itemsize > 2 else LARGE if d <= 128 else 64
 
 
-def put(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor) -> None:
-    """Write k, v [rows, kv_heads, d] into keys, values [slots, kv_heads, capacity, d] at slots, lengths int32 [rows], in one launch."""
-    rows, kv_heads, d = k.shape
-    d_v = v.shape[-1]
-    width = triton.next_power_of_2(max(d, d_v))
-    _put[(rows, kv_heads)](
-        k, v, keys, values, slots, lengths, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), D=d, DV=d_v, B=width, num_warps=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def _put(
-    K, V, KEYS, VALUES, SLOTS, LENGTHS, k_row, k_head, v_row, v_head, keys_row, keys_head, values_row, values_head,
-    D: tl.constexpr, DV: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    slot, place = tl.load(SLOTS + row).to(tl.int64), tl.load(LENGTHS + row).to(tl.int64)
-    width = tl.arange(0, B)
-    k = tl.load(K + row * k_row + head * k_head + width, mask=width < D)
-    tl.store(KEYS + slot * keys_row + head * keys_head + place * D + width, k, mask=width < D)
-    v = tl.load(V + row * v_row + head * v_head + width, mask=width < DV)
-    tl.store(VALUES + slot * values_row + head * values_head + place * DV + width, v, mask=width < DV)
-
-
 @triton.jit
 def _logits(q, k, factor, cap, SOFTCAP: tl.constexpr):
     """Logits that `_join` is to multiply by its `unit`. factor: the scale times log2(e), which is the unit then; with a soft cap the scale divided
@@ -121,20 +96,15 @@ def _block(
     inside = lines < stop
     k_place = keys + lines[:, None].to(tl.int64) * D + width[None, :]
     v_place = values + lines[:, None].to(tl.int64) * DV + value_width[None, :]
-    if WHOLE and BD == D:
-        k = tl.load(k_place)
-    else:
-        k = tl.load(k_place, mask=inside[:, None] & (width < D)[None, :], other=0.0)
+    k_mask, v_mask = inside[:, None] & (width < D)[None, :], inside[:, None] & (value_width < DV)[None, :]
+    k = tl.load(k_place) if WHOLE and BD == D else tl.load(k_place, mask=k_mask, other=0.0)
     s = _logits(q, k, factor, cap, SOFTCAP)
     if REACH:
         near = own[:, None] - tl.load(positions + lines, mask=inside, other=0)[None, :] < reach
         s = tl.where(near, s, -float("inf"))
     if not WHOLE:
         s = tl.where(inside[None, :], s, -float("inf"))
-    if WHOLE and BDV == DV:
-        v = tl.load(v_place)
-    else:
-        v = tl.load(v_place, mask=inside[:, None] & (value_width < DV)[None, :], other=0.0)
+    v = tl.load(v_place) if WHOLE and BDV == DV else tl.load(v_place, mask=v_mask, other=0.0)
     return _join(s, v, biggest, total, acc, unit)
 
 

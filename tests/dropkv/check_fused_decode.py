@@ -10,7 +10,8 @@ import torch
 
 from dropkv.cache import Prefix
 from dropkv.decode.layout import Layout
-from dropkv.kernels.fused_decode import Blocks, launch, put
+from dropkv.kernels.fused_decode import Blocks, launch
+from dropkv.kernels.tail_put import put
 from dropkv.models import LayerGeometry
 from formats import LayerEntries
 
