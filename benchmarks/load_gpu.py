@@ -1,11 +1,14 @@
 """A KV file from the page cache to a GPU: the entries of a Mistral-7B shape in bfloat16, random, read as `dropkv.load` with a loaded model does.
 
-    python benchmarks/load_gpu.py [--entries 6554] [--folder /dev/shm] [--repeat 5] [--kinds same,int8] [--token] [--device cuda]
+    python benchmarks/load_gpu.py [--entries 6554] [--folder /dev/shm] [--repeat 5] [--kinds same,int8] [--token] [--phases]
+                                  [--device cuda]
 
 verified:  read_file onto the device, until everything is there: header, index, every hash, pinned buffers, copies
 unverified:  the same bytes by the same reads, threads and buffers, nothing parsed and no hash compared
 host first:  read_file into host memory, then `Prefix.to` the device: what is done while the model is not loaded yet
 hash:  every block's hash computed on as many threads, of bytes that are in a CPU's cache
+phases:  with --phases, the parts of verified one after another: header; index (all but keys and values, read and checked); cut (what is wanted
+of it); entries (read, checked, their copies begun); rest (until all has arrived)
 token:  with --token, verified and then the first token of an answer to a question of 32 tokens; the network has random weights
 
 Seconds are medians, the fastest and the slowest beside them, and the very first; GiB/s are of the file's bytes.
@@ -20,6 +23,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +34,10 @@ from dropkv.cache import Prefix
 from dropkv.models import LayerGeometry
 from formats import Landing, open_source, read_file, read_header, write_file
 from formats.hashing import digest
+from formats.header import parse
+from formats.landing import read_onto
+from formats.reader import read_index
+from formats.smaller import cut
 from formats.staging import staging
 
 
@@ -83,6 +91,30 @@ def hashes(size: int, block: int, threads: int) -> None:
         list(pool.map(some, range(0, size, len(data))))
 
 
+def phases(path: Path, device: torch.device, dtype: torch.dtype, threads: int, repeat: int) -> str:
+    """Milliseconds of each part of `onto`: medians."""
+    runs = []
+    for _ in range(repeat + 1):
+        marks = [time.perf_counter()]
+        with open_source(path) as source:
+            header = parse(source)
+            marks.append(time.perf_counter())
+            index = read_index(source, header, threads)
+            marks.append(time.perf_counter())
+            smaller = cut(header.metadata, index, header.metadata.budget)
+            marks.append(time.perf_counter())
+            read = read_onto(source, header, smaller, threads, Landing((device,) * len(header.metadata.layers), dtype))
+            marks.append(time.perf_counter())
+            finish(device)
+            marks.append(time.perf_counter())
+        del read
+        runs.append([1e3 * (stop - start) for start, stop in pairwise(marks)])
+    parts = [f"{statistics.median(times):.1f}" for times in zip(*runs[1:], strict=True)]
+    return ", ".join(
+        f"{name} {part} ms" for name, part in zip(("header", "index", "cut", "entries", "rest"), parts, strict=True)
+    )
+
+
 def finish(device: torch.device) -> None:
     """Until the device has done everything."""
     if device.type == "cuda":
@@ -111,6 +143,7 @@ def main() -> None:
     options.add_argument("--repeat", type=int, default=5)
     options.add_argument("--kinds", default="same,int8", help="kv-dtypes")
     options.add_argument("--threads", default="2,4,8", help="reading threads that are compared")
+    options.add_argument("--phases", action="store_true", help="say what each part of verified takes")
     options.add_argument("--token", action="store_true", help="make a network too and ask for the first token")
     options.add_argument("--device", default="cuda")
     given = options.parse_args()
@@ -141,6 +174,8 @@ def main() -> None:
                 }
                 for label, action in actions.items():
                     report(f"{label}, {kind}, {threads} threads", action, size, given.repeat)
+                if given.phases:
+                    print(f"phases, {kind}, {threads} threads: {phases(path, device, dtype, threads, given.repeat)}")
             report(f"header, {kind}", partial(read_header, path), size, given.repeat)
             if given.token:
                 report(f"token, {kind}, 4 threads", first_token(path, device, dtype), size, given.repeat)

@@ -15,7 +15,8 @@ from dropkv.decode.layout import Layout
 from dropkv.decode.rows import Piece
 from dropkv.decode.tails import Tails
 from dropkv.errors import ModelError
-from dropkv.kernels.fused_decode import launch, put, tile_of
+from dropkv.kernels.fused_decode import launch, tile_of
+from dropkv.kernels.tail_put import put
 from dropkv.models import Model
 
 PROGRAMS = 132  # that run at the same time: the multiprocessors of an H200

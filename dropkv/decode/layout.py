@@ -8,22 +8,24 @@ from itertools import pairwise
 import torch
 
 from dropkv.cache import Prefix
+from dropkv.kernels.fused_decode import LARGE
 
 STEP = 16  # chunks are multiples, but for the end of a head
+BLOCK = 64  # the same for large tiles, whose kernel takes so many entries at a time
 
 
-def chunks_of(bounds: Sequence[int], most: int) -> list[tuple[int, int, int]]:
+def chunks_of(bounds: Sequence[int], most: int, step: int = STEP) -> list[tuple[int, int, int]]:
     """Chunks (head, first entry, last entry + 1) in order of the heads: at most `most`, or one for each head; those of a head
-    are of about one size, and the largest of all is as small as can be."""
+    are of about one size, a multiple of `step`, and the largest of all is as small as can be."""
     lengths = [stop - start for start, stop in pairwise(bounds)]
     most = max(most, sum(length > 0 for length in lengths))
-    size = STEP
+    size = step
     while sum(-(-length // size) for length in lengths) > most:
-        size += STEP
+        size += step
     chunks = []
     for head, (start, length) in enumerate(zip(bounds, lengths, strict=False)):
         count = -(-length // size)
-        each = -(-length // (max(1, count) * STEP)) * STEP
+        each = -(-length // (max(1, count) * step)) * step
         chunks += [(head, at, min(at + each, start + length)) for at in range(start, start + length, max(1, each))]
     return chunks
 
@@ -40,13 +42,16 @@ class Layout:
     def __init__(self, prefixes: Sequence[Prefix], device: torch.device, rows: int, *, most: int, tile: int) -> None:
         self.prefixes = tuple(prefixes)  # addresses are kept, so what they point to must be
         geometry = prefixes[0].geometry
+        self.group = max(shape.query_heads // shape.kv_heads for shape in geometry)
+        self.tile = max(16, 1 << (min(tile, rows * self.group) - 1).bit_length(), 1 << (self.group - 1).bit_length())
+        step = BLOCK if self.tile >= LARGE else STEP
         self.tables, self.chunks, self.heads = [], [], []
         for layer, shape in enumerate(geometry):
             entries = [prefix.layers[layer] for prefix in prefixes]
             pointers = [[one.keys.data_ptr(), one.values.data_ptr(), one.positions.data_ptr()] for one in entries]
             if any(address % 16 for line in pointers for address in line[:2]):
                 raise ValueError("entries must begin at multiples of 16 bytes")
-            cut = [chunks_of(prefix.bounds[layer], most) for prefix in prefixes]
+            cut = [chunks_of(prefix.bounds[layer], most, step) for prefix in prefixes]
             longest = max(map(len, cut))
             padded = [[*line, *[(0, 0, 0)] * (longest - len(line))] for line in cut]
             firsts = [[sum(one[0] < head for one in line) for head in range(shape.kv_heads + 1)] for line in cut]
@@ -54,8 +59,6 @@ class Layout:
             self.chunks.append(torch.tensor(padded, dtype=torch.int32, device=device).view(len(prefixes), longest, 3))
             self.heads.append(torch.tensor(firsts, dtype=torch.int32, device=device))
         self.per_head = max(int(part.diff(dim=1).max()) for part in self.heads)
-        self.group = max(shape.query_heads // shape.kv_heads for shape in geometry)
-        self.tile = max(16, 1 << (min(tile, rows * self.group) - 1).bit_length(), 1 << (self.group - 1).bit_length())
         self.each = self.tile // self.group
         self.tiles_most = rows // self.each + len(self.prefixes)
         self.starts, self.whose, self.order = torch.zeros((3, rows), dtype=torch.int32, device=device).unbind()

@@ -21,6 +21,7 @@ from torch import Tensor
 
 LOG2E = 1.4426950408889634
 SHARED = 200_000  # bytes of shared memory that a program may take where a GPU does not tell
+LARGE = 128  # queries of a tile from which on products take longer than reading
 RESERVED = 4096  # bytes of it that are not for entries
 
 
@@ -58,60 +59,60 @@ def shared_memory(device: torch.device) -> int:
 
 def tile_of(d: int, itemsize: int) -> int:
     """Queries of a tile for heads of d dimensions: 128 of the usual ones. float32 has no fast products, and gains nothing by more than few."""
-    return 16 if itemsize > 2 else 128 if d <= 128 else 64
-
-
-def put(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor) -> None:
-    """Write k, v [rows, kv_heads, d] into keys, values [slots, kv_heads, capacity, d] at slots, lengths int32 [rows], in one launch."""
-    rows, kv_heads, d = k.shape
-    d_v = v.shape[-1]
-    width = triton.next_power_of_2(max(d, d_v))
-    _put[(rows, kv_heads)](
-        k, v, keys, values, slots, lengths, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), D=d, DV=d_v, B=width, num_warps=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def _put(
-    K, V, KEYS, VALUES, SLOTS, LENGTHS, k_row, k_head, v_row, v_head, keys_row, keys_head, values_row, values_head,
-    D: tl.constexpr, DV: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    slot, place = tl.load(SLOTS + row).to(tl.int64), tl.load(LENGTHS + row).to(tl.int64)
-    width = tl.arange(0, B)
-    k = tl.load(K + row * k_row + head * k_head + width, mask=width < D)
-    tl.store(KEYS + slot * keys_row + head * keys_head + place * D + width, k, mask=width < D)
-    v = tl.load(V + row * v_row + head * v_head + width, mask=width < DV)
-    tl.store(VALUES + slot * values_row + head * values_head + place * DV + width, v, mask=width < DV)
+    return 16 if itemsize > 2 else LARGE if d <= 128 else 64
 
 
 @triton.jit
 def _logits(q, k, factor, cap, SOFTCAP: tl.constexpr):
-    """Logits times log2(e); factor is the scale times that, or with a soft cap the scale divided by the cap, and cap its log2(e) fold."""
-    s = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
+    """Logits that `_join` is to multiply by its `unit`. factor: the scale times log2(e), which is the unit then; with a soft cap the scale divided
+    by the cap, whose log2(e) fold is `cap`, and the unit is 1."""
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")
     if SOFTCAP:
-        s = (2.0 * tl.sigmoid(2.0 * s) - 1.0) * cap  # tanh
+        s = (2.0 * tl.sigmoid(2.0 * factor * s) - 1.0) * cap  # tanh
     return s
 
 
 @triton.jit
-def _join(s, v, biggest, total, acc):
-    """More keys into the running softmax of every row; -inf marks what is not seen."""
+def _join(s, v, biggest, total, acc, unit):
+    """More keys into the running softmax of every row, in base 2 and logits of this unit; -inf marks what is not seen."""
     new = tl.maximum(biggest, tl.max(s, 1))
-    base = tl.where(new == -float("inf"), 0.0, new)
-    weights = tl.exp2(s - base[:, None])
-    fade = tl.exp2(biggest - base)
+    base = tl.where(new == -float("inf"), 0.0, new) * unit
+    weights = tl.exp2(s * unit - base[:, None])
+    fade = tl.exp2(biggest * unit - base)
     total = total * fade + tl.sum(weights, 1)
-    acc = acc * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
     return new, total, acc
+
+
+@triton.jit
+def _block(
+    q, keys, values, positions, begin, stop, own, factor, cap, unit, reach, biggest, total, acc,
+    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, BN: tl.constexpr,
+    SOFTCAP: tl.constexpr, REACH: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Entries [begin, begin + BN) of a chunk that ends at `stop`; WHOLE: all of them are before that."""
+    lines = begin + tl.arange(0, BN)
+    width, value_width = tl.arange(0, BD), tl.arange(0, BDV)
+    inside = lines < stop
+    k_place = keys + lines[:, None].to(tl.int64) * D + width[None, :]
+    v_place = values + lines[:, None].to(tl.int64) * DV + value_width[None, :]
+    k_mask, v_mask = inside[:, None] & (width < D)[None, :], inside[:, None] & (value_width < DV)[None, :]
+    k = tl.load(k_place) if WHOLE and BD == D else tl.load(k_place, mask=k_mask, other=0.0)
+    s = _logits(q, k, factor, cap, SOFTCAP)
+    if REACH:
+        near = own[:, None] - tl.load(positions + lines, mask=inside, other=0)[None, :] < reach
+        s = tl.where(near, s, -float("inf"))
+    if not WHOLE:
+        s = tl.where(inside[None, :], s, -float("inf"))
+    v = tl.load(v_place) if WHOLE and BDV == DV else tl.load(v_place, mask=v_mask, other=0.0)
+    return _join(s, v, biggest, total, acc, unit)
 
 
 @triton.jit
 def _over_prefix(
     Q, TABLE, CHUNKS, TILES, ORDER, LENGTHS, STARTS, OUT, SUMS, factor, cap, reach, q_row, q_head, table_prefix, chunks_prefix, rows,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, SOFTCAP: tl.constexpr, REACH: tl.constexpr, STAGES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, SOFTCAP: tl.constexpr, REACH: tl.constexpr, STAGES: tl.constexpr, PEEL: tl.constexpr,
 ):  # fmt: skip
     chunk, tile = tl.program_id(0), tl.program_id(1)
     prefix, first, count = tl.load(TILES + tile * 3), tl.load(TILES + tile * 3 + 1), tl.load(TILES + tile * 3 + 2)
@@ -135,32 +136,34 @@ def _over_prefix(
     q = tl.load(
         Q + row[:, None] * q_row + (head * GROUP + member)[:, None] * q_head + width[None, :], mask=q_mask, other=0.0
     )
+    own, positions = line, ORDER
     if REACH:
         positions = tl.load(entry + 2).to(tl.pointer_type(tl.int32))
         own = tl.load(STARTS + row, mask=real, other=0) + tl.load(LENGTHS + row, mask=real, other=0)
 
+    unit = 1.0 if SOFTCAP else factor
     biggest = tl.full([BM], -float("inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
-    for begin in tl.range(start, stop, BN, num_stages=STAGES):
-        lines = begin + tl.arange(0, BN)
-        inside = lines < stop
-        k_mask = inside[:, None] & (width < D)[None, :] if BD != D else inside[:, None]
-        k = tl.load(keys + lines[:, None].to(tl.int64) * D + width[None, :], mask=k_mask, other=0.0)
-        s = _logits(q, k, factor, cap, SOFTCAP)
-        seen = inside[None, :]
-        if REACH:
-            seen = seen & (own[:, None] - tl.load(positions + lines, mask=inside, other=0)[None, :] < reach)
-        s = tl.where(seen, s, -float("inf"))
-        v_mask = inside[:, None] & (value_width < DV)[None, :] if BDV != DV else inside[:, None]
-        v = tl.load(values + lines[:, None].to(tl.int64) * DV + value_width[None, :], mask=v_mask, other=0.0)
-        biggest, total, acc = _join(s, v, biggest, total, acc)
+    whole = stop
+    if PEEL:  # what is masked stands apart: products take the time, and masks add to it
+        whole = start + (stop - start) // BN * BN
+    for begin in tl.range(start, whole, BN, num_stages=STAGES):
+        biggest, total, acc = _block(
+            q, keys, values, positions, begin, stop, own, factor, cap, unit, reach, biggest, total, acc, D, DV, BD, BDV, BN, SOFTCAP, REACH, PEEL
+        )  # fmt: skip
+    if PEEL and whole < stop:
+        biggest, total, acc = _block(
+            q, keys, values, positions, whole, stop, own, factor, cap, unit, reach, biggest, total, acc, D, DV, BD, BDV, BN, SOFTCAP, REACH, False
+        )  # fmt: skip
 
     target = (chunk.to(tl.int64) * rows + row) * GROUP + member
     some = total > 0
     out = acc / tl.where(some, total, 1.0)[:, None]
     tl.store(OUT + target[:, None] * DV + value_width[None, :], out, mask=real[:, None] & (value_width < DV)[None, :])
-    tl.store(SUMS + target, tl.where(some, biggest + tl.log2(tl.where(some, total, 1.0)), -float("inf")), mask=real)
+    tl.store(
+        SUMS + target, tl.where(some, biggest * unit + tl.log2(tl.where(some, total, 1.0)), -float("inf")), mask=real
+    )
 
 
 @triton.jit
@@ -186,6 +189,7 @@ def _over_tails(
     slot = tl.load(SLOTS + row).to(tl.int64)
     keys = KEYS + slot * k_row + head * k_head
     values = VALUES + slot * v_row + head * v_head
+    unit = 1.0 if SOFTCAP else factor
     biggest = tl.full([BM], -float("inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
@@ -197,13 +201,15 @@ def _over_tails(
         s = tl.where(inside[None, :], _logits(q, k, factor, cap, SOFTCAP), -float("inf"))
         v_mask = inside[:, None] & (value_width < DV)[None, :] if BDV != DV else inside[:, None]
         v = tl.load(values + lines[:, None].to(tl.int64) * DV + value_width[None, :], mask=v_mask, other=0.0)
-        biggest, total, acc = _join(s, v, biggest, total, acc)
+        biggest, total, acc = _join(s, v, biggest, total, acc, unit)
 
     target = (split * rows + row).to(tl.int64) * heads + head * GROUP + line
     some = total > 0
     out = acc / tl.where(some, total, 1.0)[:, None]
     tl.store(OUT + target[:, None] * DV + value_width[None, :], out, mask=real[:, None] & (value_width < DV)[None, :])
-    tl.store(SUMS + target, tl.where(some, biggest + tl.log2(tl.where(some, total, 1.0)), -float("inf")), mask=real)
+    tl.store(
+        SUMS + target, tl.where(some, biggest * unit + tl.log2(tl.where(some, total, 1.0)), -float("inf")), mask=real
+    )
 
 
 @triton.jit
@@ -283,7 +289,7 @@ def launch(
     far, far_sums, near, near_sums = scratch
     splits = near.shape[0]
     size = d + d_v, q.itemsize, shared_memory(q.device)
-    far_blocks = (far_blocks or (MANY if tile >= 128 else FEW)).fitting(tile, *size)
+    far_blocks = (far_blocks or (MANY if tile >= LARGE else FEW)).fitting(tile, *size)
     near_blocks = near_blocks.fitting(16, *size)
     limit = {} if far_blocks.registers is None or not q.is_cuda else {"maxnreg": far_blocks.registers}
     factor, cap = (scale * LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * LOG2E)
@@ -296,7 +302,7 @@ def launch(
     _over_prefix[(chunks.shape[1], tiles.shape[0])](
         q, table, chunks, tiles, order, lengths, starts, far, far_sums, factor, cap, reach or 0, q.stride(0), q.stride(1),
         table.stride(0), chunks.stride(0), far.shape[1], **flags, BM=tile,
-        BN=far_blocks.columns, STAGES=far_blocks.stages, num_warps=far_blocks.warps, **limit,
+        BN=far_blocks.columns, STAGES=far_blocks.stages, PEEL=tile >= LARGE, num_warps=far_blocks.warps, **limit,
     )  # fmt: skip
     with nullcontext() if side is None else torch.cuda.stream(side):
         _over_tails[(rows, kv_heads, splits)](

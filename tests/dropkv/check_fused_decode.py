@@ -10,7 +10,8 @@ import torch
 
 from dropkv.cache import Prefix
 from dropkv.decode.layout import Layout
-from dropkv.kernels.fused_decode import Blocks, launch, put
+from dropkv.kernels.fused_decode import Blocks, launch
+from dropkv.kernels.tail_put import put
 from dropkv.models import LayerGeometry
 from formats import LayerEntries
 
@@ -66,6 +67,8 @@ def main() -> None:
         (6, 2, 24, 20, None, 40, 16, 2, 2),
         (4, 2, 64, 32, 2.0, None, 32, 5, 3),
         (7, 1, 32, 32, 5.0, 90, 64, 1, 2),
+        (28, 1, 16, 16, None, None, 128, 3, 1),
+        (56, 2, 24, 20, 5.0, 90, 128, 2, 2),
     ):
         geometry = LayerGeometry("full", heads, kv_heads, d, d_v, None)
         lengths = ([37, 80], [1, 0], [0, 0])
@@ -84,6 +87,7 @@ def main() -> None:
         assert torch.equal(keys, untouched)
 
         layout = Layout(prefixes, torch.device(device), rows, most=count, tile=tile)
+        assert (layout.tile == 128) == (tile == 128)
         layout.place_rows([prefixes[one] for one in whose])
         chunks = layout.chunks[0].shape[1]
         scratch = [
