@@ -1,6 +1,6 @@
 """`dropkv bench accuracy` in several processes on one GPU: small models leave it idle most of the time.
 
-    python benchmarks/accuracy_many.py PLAN.toml -o FOLDER --processes 8 [--deadline 540] [--tasks vt,fwe] [--lengths 1024] [--settings ...]
+    python benchmarks/accuracy_many.py PLAN.toml -o FOLDER --processes 5 [--deadline 540] [--tasks vt,fwe] [--lengths 1024] [--settings ...]
 
 Every (task, length, setting) of the plan is a job with a folder of its own under FOLDER; a job goes on where it stopped, and
 FOLDER/lines.jsonl holds all lines at the end. Each process loads the model once and takes job after job, the longest first. Towards a deadline
@@ -106,7 +106,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("plan")
     options.add_argument("-o", "--output", required=True, type=Path)
-    options.add_argument("--processes", type=int, default=8)
+    options.add_argument("--processes", type=int, default=5)
     options.add_argument("--deadline", type=float, default=1e9)
     options.add_argument("--model", help="in place of the plan's")
     for name in ("samples", "batch"):

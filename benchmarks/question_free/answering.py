@@ -10,8 +10,9 @@ from torch import Tensor
 
 from benchmarks.question_free.documents import Reading
 from dropkv.attention import run_logits
-from dropkv.bench.accuracy import ROW_TOKENS, same_sets
+from dropkv.bench.accuracy import ROW_TOKENS
 from dropkv.bench.answers import Row, answer_rows
+from dropkv.bench.kept import same_sets
 from dropkv.bench.masked_run import MaskedRun
 from dropkv.models import Model
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from dropkv.bench.answers import Row, answer_rows
+from dropkv.bench.cells import Cell, cells_of
+from dropkv.bench.kept import kept_sets, same_sets_of
 from dropkv.bench.masked_run import ALIGNED, any_rows
 from dropkv.bench.plan import WITHOUT_BUDGET, AccuracyPlan, Setting
 from dropkv.bench.results import KEY, Line, Results, key_of
@@ -34,33 +36,6 @@ TOGETHER = 32_768  # tokens of documents that a GPU prefills together
 
 Note = Callable[[str], None]
 Pace = Callable[[int], int]  # how many of the next so many documents to answer together; fewer than asked end the run
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A method at a budget, as one observer sees it. Observer "none" for what needs none."""
-
-    observer: str
-    method: str
-    budget: float
-
-
-def cells_of(plan: AccuracyPlan, setting: Setting) -> list[Cell]:
-    """Every cell of a setting, controls once: a full cache is the same at every budget."""
-    from dropkv import methods
-
-    cells: list[Cell] = []
-    observers = plan.observers if setting == "question-free" else ("question",)
-    for method in plan.methods:
-        if method in WITHOUT_BUDGET:
-            cells.append(Cell("none", method, 1.0))
-            continue
-        unobserved = methods.get(method).observed is None
-        for observer in ("none",) if unobserved else observers:
-            if observer != "replay" and "replay" in methods.get(method).needs:
-                continue
-            cells.extend(Cell(observer, method, budget) for budget in plan.budgets)
-    return cells
 
 
 def lines_of(model: Model, plan: AccuracyPlan, results: Results) -> list[Line]:
@@ -286,11 +261,13 @@ class Enough:
 
     def __init__(self, model: Model, task: Task, asked: Asked) -> None:
         self.tokenizer, self.task = model.tokenizer, task
-        self.given, self.question = asked.given, asked.sample.questions[asked.number]
+        self.given, self.question, self.over = asked.given, asked.sample.questions[asked.number], asked.over
         encoded = (self.tokenizer.encode(answer, add_special_tokens=False) for answer in self.question.answers)
         self.needed = {token for ids in encoded for token in ids}
 
     def __call__(self, tokens: Sequence[int]) -> bool:
+        if self.over:
+            return True  # nothing of the answer counts
         mine = [*self.given, *tokens][: self.question.max_new_tokens]
         if not self.needed.issubset(mine):
             return False
@@ -384,50 +361,11 @@ def _answer(
     return lines
 
 
-def kept_sets(surveys: Sequence[Survey], cells: Sequence[Cell], head_tokens: int) -> list[Tensor]:
-    """What every cell keeps of each document, bool [cells, layers, kv_heads, n]; documents that were read together are done together."""
-    done: dict[int, Tensor] = {}
-    for together in {id(one.together): one.together for one in surveys}.values():
-        keep = torch.empty((together.documents, len(cells), *together.shape), dtype=torch.bool, device=together.device)
-        places: dict[tuple[str, str], list[int]] = {}
-        for place, cell in enumerate(cells):
-            if cell.method == "full":
-                keep[:, place] = True
-            elif cell.method == "no-document":  # the template's head alone
-                keep[:, place] = torch.arange(together.shape[-1], device=together.device) < max(1, head_tokens)
-            else:
-                places.setdefault((cell.observer, cell.method), []).append(place)
-        for (observer, method), own in places.items():
-            found = together.keep(observer, method, [cells[place].budget for place in own])
-            for place, kept in zip(own, found, strict=True):
-                keep[:, place] = kept
-        done[id(together)] = keep
-    return [done[id(one.together)][one.number] for one in surveys]
-
-
 def _row_bytes(model: Model, asked: Asked) -> int:
     """What one answer's mask and its own keys and values take."""
     own = len(asked.tokens) + asked.sample.questions[asked.number].max_new_tokens
     entry = sum(layer.kv_heads * (layer.d_k + layer.d_v) for layer in model.geometry) * model.dtype.itemsize
     return asked.survey.n * sum(layer.kv_heads for layer in model.geometry) + own * entry
-
-
-def same_sets(keep: Tensor) -> list[int]:
-    """For every mask of keep [masks, ...] the first one that is equal to it."""
-    return same_sets_of([keep])[0]
-
-
-def same_sets_of(keeps: Sequence[Tensor]) -> list[list[int]]:
-    """`same_sets` of several documents with as many masks each. Masks are known by two random sums that are exact in float64."""
-    generator = torch.Generator().manual_seed(0)
-    longest = max(keep[0].numel() for keep in keeps)
-    weights = torch.randint(1 << 30, (longest, 2), generator=generator).to(keeps[0].device, torch.float64)
-    sums = [keep.flatten(1).double() @ weights[: keep[0].numel()] for keep in keeps]
-    alike = []
-    for own in torch.stack(sums).tolist():
-        firsts: dict[tuple[float, ...], int] = {}
-        alike.append([firsts.setdefault(tuple(pair), number) for number, pair in enumerate(own)])
-    return alike
 
 
 def _random_answers(

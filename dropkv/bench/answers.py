@@ -19,6 +19,7 @@ from dropkv.decode.fused import fits, fused_layers
 from dropkv.models import Model
 
 LOOK = 12  # decode steps between two looks at which answers have ended
+WORTH = 0.05  # share of the rows that must have ended before the others are moved together
 
 Decided = Callable[[int, Sequence[int]], bool]  # row, its tokens so far -> whether what follows them is of no interest
 
@@ -161,8 +162,12 @@ class Decoding:
         left = [sum(not over[place] for place in places) for places in by_document]
         if max(left) == 0:
             return False
+        if sum(left) > (1 - WORTH) * len(over):
+            return True
         if not self.run.kernels:
             left = [max(left)] * len(left)
+        elif sum(left) == 1:  # a row alone would have kernels of its own compiled: one that has ended goes along
+            left[next(number for number, places in enumerate(by_document) if len(places) > left[number])] += 1
         chosen = [place for places, count in zip(by_document, left, strict=True) for place in places[:count]]
         at = torch.tensor(chosen, device=self.token.device)
         self.run.select(at, left)

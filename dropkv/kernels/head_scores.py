@@ -118,8 +118,8 @@ def _projected(
     squares [h, G, m], and ||v R||^2 [h, G, c]."""
     behind = outputs @ roots
     squares = l2_norms(values, roots).square_()
-    loud = (residuals @ roots).square().sum(-1)
-    return behind @ roots.transpose(2, 3), behind.square().sum(-1), loud, squares
+    loud = (residuals @ roots).norm(dim=-1).square_()
+    return behind @ roots.transpose(2, 3), behind.norm(dim=-1).square_(), loud, squares
 
 
 def _shares(m: int, device: torch.device) -> Tensor:

@@ -51,11 +51,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         across = torch.cat([-turned[..., half:], turned[..., :half]], -1)
     else:
         across = torch.stack([-turned[..., 1::2], turned[..., 0::2]], -1).flatten(-2)
-    return torch.cat([turned * cos + across * sin, rest], -1)
+    turned = turned * cos + across * sin
+    return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
 
 
 def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """What `rotate` made x [..., d] of; cos and sin may carry a common factor."""
     width = cos.shape[-1]
     back = rotate(x, cos, -sin)
-    return torch.cat([back[..., :width] / (cos.square() + sin.square()), back[..., width:]], -1)
+    turned = back[..., :width] / (cos.square() + sin.square())
+    return torch.cat([turned, back[..., width:]], -1) if width < x.shape[-1] else turned

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dropkv.bench.accuracy import same_sets
 from dropkv.bench.answers import LOOK, Row, answer_rows
+from dropkv.bench.kept import same_sets
 from dropkv.bench.masked_run import _blocked, attention_with_sums
 from dropkv.cache import Prefix, Tail
 from dropkv.generate import Session
@@ -154,6 +154,10 @@ def test_attention_and_its_sums_are_the_definition(softcap):
     assert torch.allclose(out[some].double(), want[some], atol=1e-5)
     assert torch.allclose(sums[some].double(), logits.logsumexp(-1)[some], atol=1e-5)
     assert float(sums[0, 1, 2]) < -1e30 and bool(out.isfinite().all())
+
+
+def test_the_kernels_of_the_bench_compile():
+    run_check(Path(__file__).with_name("check_accuracy_compiles.py"), interpret=False)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

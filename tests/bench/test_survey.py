@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dropkv import methods
-from dropkv.bench.accuracy import cells_of
+from dropkv.bench.cells import cells_of
 from dropkv.bench.masks import mask_of
 from dropkv.bench.plan import AccuracyPlan, make_plan
 from dropkv.bench.survey import Collector, Survey, survey

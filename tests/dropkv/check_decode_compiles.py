@@ -21,6 +21,7 @@ from tests import tiny
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
+POINTERS |= {torch.float16: "*fp16", torch.int16: "*i16", torch.uint8: "*u8"}
 compiled: dict[str, set[str]] = {}
 
 

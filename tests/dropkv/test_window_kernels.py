@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dropkv.kernels import dispatch
-from dropkv.kernels.score import Window
+from dropkv.kernels.score import Score, Window
 from dropkv.kernels.triton_here import slower
 from dropkv.methods import get, observe_all
 from tests.kernel_checks import run_check
@@ -78,20 +78,23 @@ def test_what_no_kernel_computes_is_said_once(dtype, d, says, caplog) -> None:
 
 
 def test_jobs_with_and_without_a_kernel_keep_their_places(monkeypatch) -> None:
-    """cake has no form in the kernel, snapkv and dropkv have: each gets its own score, and the outputs are filled."""
-    methods = [get(name) for name in ("snapkv", "cake", "dropkv")]
+    """snapkv and dropkv have a form in one kernel, cake in another, one has none: each gets its own score, and the outputs are filled."""
+    other = replace(get("snapkv"), name="other", observed=lambda block, power: block.probability().square())
+    methods = [get("snapkv"), get("cake"), other, get("dropkv")]
     own = replace(window(), outputs=torch.full((2, 2, 3, 16), torch.nan))
     want = observe_all(methods, window(), SimpleNamespace(documents=1))
     monkeypatch.setattr(dispatch, "_usable", lambda _: True)
+    monkeypatch.setattr(dispatch, "_attention", lambda queries, values: SimpleNamespace(loud=True))
     asked = []
 
     def fused(queries, work, documents):
-        asked.extend(form.weight for _, form in work)
-        return dispatch.score_jobs(queries, [job for job, _ in work], documents)
+        asked.extend(kind.weight if isinstance(kind, Score) else kind for _, kind in work)
+        return dispatch.score_jobs(replace(queries, attention=None), [job for job, _ in work], documents)
 
     monkeypatch.setattr(dispatch, "_fused", fused)
+    monkeypatch.setattr(dispatch, "_by_head", fused)
     got = observe_all(methods, own, SimpleNamespace(documents=1))
-    assert asked == ["p", "squared odds"]
+    assert asked == ["p", "squared odds", ("mean p", "var p"), ("entropy",), ("var p",)]
     assert torch.equal(own.outputs, window().attend())
-    for one, other in zip(got, want, strict=True):
-        assert torch.equal(one.raw, other.raw)
+    for one, exact in zip(got, want, strict=True):
+        assert torch.equal(one.raw, exact.raw)
