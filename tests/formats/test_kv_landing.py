@@ -284,7 +284,7 @@ for kind, level in (("same", None), ("same", 1), ("int8", None), ("int4", 1)):
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks of resident memory are read from /proc")
 def test_no_second_copy_in_host_memory(tmp_path):
-    """Widened to float32, decompressed or restored: at most 64 MiB beside the entries themselves, of 240 MiB."""
+    """Widened to float32, decompressed or restored: at most 96 MiB beside the entries themselves, of 240 MiB. Allocators leave 23 to 65 of them."""
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", MEMORY, str(tmp_path)]
@@ -293,4 +293,4 @@ def test_no_second_copy_in_host_memory(tmp_path):
     assert len(lines) == 4
     for kind, level, held, beside in lines:
         assert int(held) > 230 << 20
-        assert int(beside) < 64 << 20, (kind, level, int(beside) >> 20)
+        assert int(beside) < 96 << 20, (kind, level, int(beside) >> 20)
