@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dropkv import Sampling, load_model
-from dropkv.bench.accuracy import question_tokens
+from dropkv.bench.asked import question_tokens
 from dropkv.bench.tasks import Question, Task, get
 from dropkv.budgets import kept_count
 from dropkv.cache import Prefix, Tail

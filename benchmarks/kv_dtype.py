@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from dropkv import load_model, methods
-from dropkv.bench.accuracy import question_tokens
 from dropkv.bench.answers import Row, answer_rows
+from dropkv.bench.asked import question_tokens
 from dropkv.bench.stats import Key, difference, estimate
 from dropkv.bench.survey import SLICE, Collector
 from dropkv.bench.tasks import Sample, Task, get

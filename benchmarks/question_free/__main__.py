@@ -28,7 +28,7 @@ from benchmarks.question_free.recipes import DEFAULT, FINALISTS, groups
 from benchmarks.question_free.table import FULL, table
 from benchmarks.question_free.text import Text
 from dropkv import load_model
-from dropkv.bench.accuracy import question_tokens
+from dropkv.bench.asked import question_tokens
 from dropkv.bench.results import Line, Results, key_of
 from dropkv.bench.tasks import Question, Sample, Task, get
 from dropkv.errors import UsageError

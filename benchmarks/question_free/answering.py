@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.question_free.documents import Reading
 from dropkv.attention import run_logits
-from dropkv.bench.accuracy import ROW_TOKENS
+from dropkv.bench.answering import ROW_TOKENS
 from dropkv.bench.answers import Row, answer_rows
 from dropkv.bench.kept import same_sets
 from dropkv.bench.masked_run import MaskedRun

@@ -97,7 +97,8 @@ def command(
 
     results = Results(output)
     import_compiler()
-    from dropkv.bench.accuracy import lines_of, run_accuracy
+    from dropkv.bench.accuracy import run_accuracy
+    from dropkv.bench.coverage import lines_of
 
     measured = _whole_folder(able, results, revision, dtype, device)
     if measured is None:
@@ -118,7 +119,7 @@ def command(
 
 def _whole_folder(plan: AccuracyPlan, results: Results, revision: str | None, dtype: str, device: str) -> Model | None:
     """The model without its weights where the folder holds all that a plan asks for, so that there is nothing to measure; else None."""
-    from dropkv.bench.accuracy import is_measured, may_be_measured
+    from dropkv.bench.coverage import is_measured, may_be_measured
 
     if not may_be_measured(plan, results):
         return None

@@ -9,7 +9,7 @@ import torch
 
 import dropkv
 from benchmarks import kv_dtype
-from dropkv.bench.accuracy import question_tokens
+from dropkv.bench.asked import question_tokens
 from dropkv.bench.tasks import Question, Sample
 from dropkv.cache import Tail
 from tests import tiny

@@ -278,13 +278,13 @@ def test_a_method_that_is_added_does_not_bring_the_others_again(
 
     (tmp_path / "lines.jsonl").write_bytes((measured[0] / "lines.jsonl").read_bytes())
     asked: list[tuple[str, str]] = []
-    answer = accuracy._answer
+    answer = accuracy.answer_samples
 
     def watch(*arguments: Any) -> Any:
         asked.extend((cell.method, cell.observer) for cell in arguments[-1])
         return answer(*arguments)
 
-    monkeypatch.setattr(accuracy, "_answer", watch)
+    monkeypatch.setattr(accuracy, "answer_samples", watch)
     run = ("bench", "accuracy", "-o", tmp_path, *SMALL, "--model", model, "--samples", "2")
     assert dropkv(*run, "--methods", METHODS + ",keydiff,caote").code == 0
     assert asked == [("keydiff", "none"), ("caote", "replay"), ("caote", "tail")]
