@@ -25,10 +25,19 @@ sys.exit(guarded(action))
 """
 
 
+# Tests that run under nohup or in a shell's background were started with some of these ignored.
+HEEDING = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -15), (signal.SIGHUP, -1), (signal.SIGINT, 130)])
 def test_no_litter(tmp_path: Path, number: int, code: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, str(int(number))], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", HEEDING + COMMAND, str(int(number))], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == code, done.stderr
     assert list(tmp_path.iterdir()) == [] and "Traceback" not in done.stderr
