@@ -22,6 +22,7 @@ from dropkv.queries import Queries
 from dropkv.replays import FusedProbes
 from dropkv.rope import Regime
 from dropkv.spans import Span, range_of
+from dropkv.told import weights
 
 Progress = Callable[[int, int], None]
 
@@ -56,6 +57,7 @@ class PrefillRun:
         regime: Regime,
         *,
         fused: bool | None = None,
+        told: Tensor | None = None,
     ) -> None:
         self.network = network
         self.geometry = geometry
@@ -66,6 +68,7 @@ class PrefillRun:
         self.seeds = tuple(seeds)
         self.progress = progress
         self.regime = regime
+        self.told = told  # nats [documents, n], where replays' queries weigh them
         self.done = 0
         self.scoring, self.holding = Clock(), Clock()
         self._needs = frozenset[str]().union(*(method.needs for method in self.methods))
@@ -219,9 +222,18 @@ class PrefillRun:
             reach=reach,
             observing=first.observing,
             roots=self._observed_context(layer).roots.repeat(count, 1, 1, 1) if projected else None,
+            told=self._weights(probes, len(k), k.device) if wanted else None,
         )
         self._gather(scores or (), first.scored[0], count)
         return torch.cat(outputs.chunk(count), 1)
+
+    def _weights(self, probes: Sequence[Probe], kv_heads: int, device: torch.device) -> Tensor | None:
+        """What the probes' queries weigh, for their heads one probe after another [probes * kv_heads, tokens]; kv_heads: of all documents."""
+        if self.told is None:
+            return None
+        each = kv_heads // len(self.seeds)
+        told = self.told.to(device)
+        return torch.cat([weights(told, probe).repeat_interleave(each, 0) for probe in probes])
 
     def _gather(self, scores: Sequence[LayerScores], first: int, count: int = 1) -> None:
         """Take in scores of the keys from `first` on, one for each method that observes; count: the probes whose heads they are."""

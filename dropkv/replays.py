@@ -43,11 +43,16 @@ class FusedProbes:
 
     def __init__(self, methods: Sequence[Method], *, forced: bool | None = None) -> None:
         self.kinds = [kind_of(method) for method in methods if method.observed is not None]
+        self.told = any("told" in method.needs for method in methods)
         self.forced = forced
         self._prepared: dict[tuple[object, ...], Prepared] = {}
 
     def serve(self, geometry: LayerGeometry, span: Span, q: Tensor, softcap: float | None) -> bool:
         """Whether this span of a layer can be computed here; each probe sees one range besides the scored one, or none."""
+        if self.told and q.is_cuda:
+            slower(
+                "there is no kernel for replays whose queries weigh nats, so they are computed one by one, which takes longer"
+            )
         if None in self.kinds or geometry.kind != "full" or any(len(probe.seen) > 1 for probe in span.probes):
             return False
         lacking = ""
