@@ -30,7 +30,7 @@ def weighs(observation: Observation) -> bool:
 
 
 def weights(told: Tensor, probe: Probe) -> Tensor:
-    """What the tokens of a replay weigh [documents, tokens], from nats [documents, n]: each the nats of the token that it predicts.
+    """What the tokens of a replay weigh [rows, tokens], from nats [rows, n]: each the nats of the token that it predicts.
 
     The probe's last tokens are those of its scored range again; the token before them predicts the first. The others, and the last of all, which
     has nothing to predict, weigh 0.

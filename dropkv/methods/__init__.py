@@ -24,6 +24,7 @@ from dropkv.methods._base import (
     probability,
     score_all,
     told_probability,
+    told_step,
 )
 from dropkv.methods._choice import Choice, second_stage
 
@@ -48,6 +49,7 @@ __all__ = [
     "score",
     "score_all",
     "told_probability",
+    "told_step",
 ]
 
 
