@@ -12,11 +12,13 @@ from dropkv.attention import layer_list
 from dropkv.models import Model
 
 LOGITS = 1 << 24  # numbers of the logits that are there at once: 64 MiB of float32
+GPU_LOGITS = 1 << 26  # a GPU takes more, since every call costs it launches
 
 
 def head_rows(model: Model) -> int:
     """Tokens whose logits are made at once."""
-    return max(1, LOGITS // int(model.network.config.vocab_size))
+    numbers = GPU_LOGITS if model.device.type == "cuda" else LOGITS
+    return max(1, numbers // int(model.network.config.vocab_size))
 
 
 @contextmanager
