@@ -201,7 +201,8 @@ class SlicedLayer(nn.Module):
     """One decoder layer, run over slices of the sequence; hidden states are overwritten in place.
 
     `cuts` says where slices end. `enter(layer, span)` is called before each slice and `leave(layer)` after the last one. Where a GPU's memory
-    runs out, the slice is run again in halves, and so are those behind it. `rows`: how many of the last hidden states go on to what follows.
+    runs out, the slice is run again in halves, and so are those behind it. `rows`: how many of the last hidden states go on to what follows;
+    `taken` is called with all of them.
     """
 
     def __init__(
@@ -212,6 +213,7 @@ class SlicedLayer(nn.Module):
         enter: Callable[[int, Span], None],
         leave: Callable[[int], None],
         rows: int | None = None,
+        taken: Callable[[Tensor], None] | None = None,
     ) -> None:
         super().__init__()
         self.inner = inner
@@ -220,6 +222,7 @@ class SlicedLayer(nn.Module):
         self.enter = enter
         self.leave = leave
         self.rows = rows
+        self.taken = taken
         self.device = execution_device(inner)
 
     def __getattr__(self, name: str) -> Any:
@@ -236,6 +239,8 @@ class SlicedLayer(nn.Module):
             if self._ran(hidden, span, args, kwargs):
                 start = span.stop
         self.leave(self.index)
+        if self.taken is not None:
+            self.taken(hidden)
         return hidden if self.rows is None else hidden[:, -self.rows :]
 
     def _ran(self, hidden: Tensor, span: Span, args: Any, kwargs: Any) -> bool:
@@ -274,14 +279,16 @@ def sliced_layers(
     enter: Callable[[int, Span], None],
     leave: Callable[[int], None],
     rows: int | None = None,
+    taken: Callable[[Tensor], None] | None = None,
 ) -> Iterator[None]:
     """For the length of the block every decoder layer runs slice by slice; the network is restored whatever happens.
 
-    rows: only so many of the last hidden states are given to what follows the layers; None for all.
+    rows: only so many of the last hidden states are given to what follows the layers; None for all. taken: called with all that the last layer made
+    [batch, tokens, width].
     """
     owner, name, layers = layer_list(network)
     wrapped = nn.ModuleList(
-        SlicedLayer(layer, index, cuts, enter, leave, rows if index == len(layers) - 1 else None)
+        SlicedLayer(layer, index, cuts, enter, leave, *((rows, taken) if index == len(layers) - 1 else ()))
         for index, layer in enumerate(layers)
     )
     wrapped.train(network.training)

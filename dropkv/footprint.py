@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dropkv.fidelity import HeldOut
+from dropkv.head import head_rows
 from dropkv.kernels.triton_here import triton_works
 from dropkv.memory import available_memory, expected_peak
 from dropkv.methods import Method, odds_times_distance, probability
@@ -70,6 +71,8 @@ def footprint(
     rotary = 2 * max(layer.d_k for layer in model.geometry) * size
     whole = documents * (sequence * (hidden * size + rotary) + tokens * widest * size + kept_bytes)
     logits = 3 * len(held.scored) * int(config.vocab_size) * max(4, size) if held else 0
+    if any("told" in method.needs for method in methods):
+        logits = max(logits, 3 * head_rows(model) * int(config.vocab_size) * max(4, size))
     if not on_gpu:
         per_token = (4 * hidden + 3 * inner) * max(4, size)
         return Footprint(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dropkv.budgets import Kept
 from dropkv.kernels.dispatch import gather_on_gpu
-from dropkv.methods import MAX_MAX, Choice, LayerContext, LayerScores, Method, probability
+from dropkv.methods import MAX_MAX, Choice, LayerContext, LayerScores, Method, probability, told_probability
+from dropkv.methods._base import Need
 from dropkv.models import LayerGeometry
 from dropkv.words import Words
 from formats import LayerEntries
@@ -74,10 +75,12 @@ class Keeper:
 
 
 class Stands:
-    """The reader of a first reading: what every token stands for in the whole model, and nothing else."""
+    """The reader of a first reading: what every token stands for in the whole model, and nothing else. told: as queries weigh."""
 
-    def __init__(self, n: int) -> None:
-        self.methods: Sequence[Method] = (Method("", "", probability, reduction=MAX_MAX),)
+    def __init__(self, n: int, *, told: bool = False) -> None:
+        look = told_probability if told else probability
+        needs: frozenset[Need] = frozenset({"told"}) if told else frozenset()
+        self.methods: Sequence[Method] = (Method("", "", look, reduction=MAX_MAX, needs=needs),)
         self._sum = torch.zeros(n)
         self._layers = 0
 

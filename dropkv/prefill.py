@@ -28,6 +28,7 @@ from dropkv.models import Model
 from dropkv.observers import Observation, Probe
 from dropkv.prefill_run import PrefillRun, Progress, Reader
 from dropkv.spans import Cuts
+from dropkv.told import nats_of, weighs
 from dropkv.words import Words
 from formats import LayerEntries
 
@@ -68,15 +69,23 @@ def prefill(
     held: HeldOut | None = None,
     words: Words | None = None,
 ) -> Prefilled:
-    """Read `document` (ids, template head included) once and keep `kept` entries per KV head as `method` says. What is kept is the same, to
-    the last bit, with and without `held`. words: the document's, for methods that need them; without, every token is one.
+    """Read `document` (ids, template head included), once or as often as the method says, and keep `kept` entries per KV head as it says.
 
-    Raises what `read` raises.
+    What is kept is the same, to the last bit, with and without `held`. words: the document's, for methods that need them; without, every token
+    is one. Raises what `read` raises.
     """
     first: Reading | None = None
     standing: Tensor | None = None
+    told: Tensor | None = None
+    weighed, plain = "told" in method.needs and weighs(observation), 0.0
+    readings = 1 + method.reads_twice + weighed
+    if weighed:
+        started = time.perf_counter()
+        size = _slice(model, document, observation, [method]) if slice_tokens is None else slice_tokens
+        told = nats_of(model, document, size, _part(progress, 0, readings)).unsqueeze(0)
+        plain = time.perf_counter() - started
     if method.reads_twice:
-        stands = Stands(len(document))
+        stands = Stands(len(document), told="told" in method.needs)
         first = read(
             model,
             document,
@@ -85,9 +94,10 @@ def prefill(
             seed=seed,
             slice_tokens=slice_tokens,
             fused=fused,
-            progress=_part(progress, 0),
+            progress=_part(progress, readings - 2, readings),
+            told=told,
         )
-        standing, progress = stands.standing(), _part(progress, 1)
+        standing = stands.standing()
     keeper = Keeper(method, kept, len(document), model.geometry, words, standing)
     reading = read(
         model,
@@ -97,20 +107,34 @@ def prefill(
         seed=seed,
         slice_tokens=slice_tokens,
         fused=fused,
-        progress=progress,
+        progress=_part(progress, readings - 1, readings),
         held=held,
+        told=told,
     )
-    seconds = (reading.prefill, reading.score)
+    seconds = (plain + reading.prefill, reading.score)
     if first is not None:
-        seconds = (first.prefill + reading.prefill, first.score + reading.score)
+        seconds = (first.prefill + seconds[0], first.score + seconds[1])
     return Prefilled(keeper.finish(), *seconds, reading.held, reading.predictions)
 
 
-def _part(progress: Progress | None, number: int) -> Progress | None:
-    """The progress of the first (0) or second (1) of two readings."""
-    if progress is None:
-        return None
-    return lambda done, total: progress(number * total + done, 2 * total)
+def _part(progress: Progress | None, number: int, readings: int) -> Progress | None:
+    """The progress of one of so many readings, numbered from 0."""
+    if progress is None or readings == 1:
+        return progress
+    return lambda done, total: progress(number * total + done, readings * total)
+
+
+def _slice(
+    model: Model,
+    document: Sequence[int],
+    observation: Observation,
+    methods: Sequence[Method],
+    held: HeldOut | None = None,
+    documents: int = 1,
+) -> int:
+    """Tokens that a layer computes at once where nobody says."""
+    needed = footprint(model, len(document), observation, held, methods=methods, documents=documents)
+    return slice_for(model, needed)
 
 
 def read(
@@ -124,12 +148,13 @@ def read(
     fused: bool | None = None,
     progress: Progress | None = None,
     held: HeldOut | None = None,
+    told: Tensor | None = None,
 ) -> Reading:
     """Run the model over `document` (ids, template head included), its probes and the held-out text once; every layer goes to `reader` with
     its scores.
 
     slice_tokens: what a layer computes at once, None for as much as memory has room for. fused: whether probes go through the fused kernels in
-    groups; None for where they can, on a GPU.
+    groups; None for where they can, on a GPU. told [1, n]: nats of the tokens, for methods whose queries weigh them; found first where not given.
 
     Probes and held-out text are placed at position n. Raises DocumentError when n + the longest of them leaves the document's RoPE regime,
     ModelError when a layer of the network bypasses the seam, or when keys, values or scores are not finite.
@@ -147,6 +172,7 @@ def read(
         fused=fused,
         progress=progress,
         held=held,
+        told=told,
     )
 
 
@@ -161,11 +187,13 @@ def read_together(
     fused: bool | None = None,
     progress: Progress | None = None,
     held: HeldOut | None = None,
+    told: Tensor | None = None,
 ) -> Reading:
     """`read` for several documents of one length, whose probes differ in nothing but their ids, in one forward pass.
 
     The reader sees the KV heads of all documents, one document after another, as if one layer had them all. held: the held-out text when it
-    is the last probe of a single document. Raises what `read` raises, and ValueError for documents that do not fit together.
+    is the last probe of a single document. told [documents, n]: as in `read`. Raises what `read` raises, and ValueError for documents that do
+    not fit together.
     """
     n = len(documents[0])
     observation = observations[0]
@@ -186,10 +214,15 @@ def read_together(
     ids = torch.tensor(sequences, device=model.device)
     positions = torch.tensor([places], device=model.device).expand(len(documents), -1)
     if slice_tokens is None:
-        needed = footprint(model, n, observation, held, methods=reader.methods, documents=len(documents))
-        slice_tokens = slice_for(model, needed)
+        slice_tokens = _slice(model, documents[0], observation, reader.methods, held, len(documents))
+    if not weighs(observation) or not any("told" in method.needs for method in reader.methods):
+        told = None
+    elif told is None:
+        told = torch.stack([nats_of(model, document, slice_tokens) for document in documents])
     cuts = Cuts(n, observation.probes, slice_tokens, together=on_gpu)
-    run = PrefillRun(model.network, model.geometry, n, observation, reader, seeds, progress, regime, fused=fused)
+    run = PrefillRun(
+        model.network, model.geometry, n, observation, reader, seeds, progress, regime, fused=fused, told=told
+    )
     rows = len(held.ids) if held is not None else 1  # hidden states that anything is made of
     predictions: Predictions | None = None
     started = time.perf_counter()

@@ -22,6 +22,7 @@ from dropkv.queries import Queries
 from dropkv.replays import FusedProbes
 from dropkv.rope import Regime
 from dropkv.spans import Span, range_of
+from dropkv.told import weights
 
 Progress = Callable[[int, int], None]
 
@@ -56,6 +57,7 @@ class PrefillRun:
         regime: Regime,
         *,
         fused: bool | None = None,
+        told: Tensor | None = None,
     ) -> None:
         self.network = network
         self.geometry = geometry
@@ -66,6 +68,8 @@ class PrefillRun:
         self.seeds = tuple(seeds)
         self.progress = progress
         self.regime = regime
+        self._weighed: dict[object, Tensor] = {}
+        self.told = told  # nats [documents, n], where replays' queries weigh them
         self.done = 0
         self.scoring, self.holding = Clock(), Clock()
         self._needs = frozenset[str]().union(*(method.needs for method in self.methods))
@@ -163,7 +167,8 @@ class PrefillRun:
             return self._probe(layer, self._span.probes, q, k, v, reach)
         with self.scoring.part(q.device):
             if self._fused.serve(self.geometry[layer], self._span, q, softcap):
-                out, scores = self._fused.attend(self._span, q, document_k, document_v, k, v, scale)
+                told = self._weights(self._span.probes, len(k), q.device, side_by_side=True)
+                out, scores = self._fused.attend(self._span, q, document_k, document_v, k, v, scale, told)
                 self._gather(scores, 0)
             else:
                 out = self._by_shape(layer, q, k, v, reach)
@@ -219,9 +224,23 @@ class PrefillRun:
             reach=reach,
             observing=first.observing,
             roots=self._observed_context(layer).roots.repeat(count, 1, 1, 1) if projected else None,
+            told=self._weights(probes, len(k), k.device) if wanted else None,
         )
         self._gather(scores or (), first.scored[0], count)
         return torch.cat(outputs.chunk(count), 1)
+
+    def _weights(
+        self, probes: Sequence[Probe], kv_heads: int, device: torch.device, *, side_by_side: bool = False
+    ) -> Tensor | None:
+        """What the probes' queries weigh, for their heads one probe after another [probes * kv_heads, tokens], or their tokens side by side
+        [kv_heads, tokens of all]; kv_heads: of all documents."""
+        if self.told is None:
+            return None
+        key = (probes[0].scored, len(probes), kv_heads, device, side_by_side)
+        if key not in self._weighed:  # every layer asks again
+            told = self.told.to(device).repeat_interleave(kv_heads // len(self.seeds), 0)
+            self._weighed[key] = torch.cat([weights(told, probe) for probe in probes], int(side_by_side))
+        return self._weighed[key]
 
     def _gather(self, scores: Sequence[LayerScores], first: int, count: int = 1) -> None:
         """Take in scores of the keys from `first` on, one for each method that observes; count: the probes whose heads they are."""

@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from dropkv.kernels.triton_here import slower, triton_works
-from dropkv.methods import LARGEST_P, MAX_MAX, SUM_OF_STEPS, LayerScores, Method, odds_times_distance, probability
+from dropkv.methods import (
+    LARGEST_P,
+    LARGEST_P_TOLD,
+    MAX_MAX,
+    SUM_OF_STEPS,
+    LayerScores,
+    Method,
+    odds_times_distance,
+    probability,
+    told_probability,
+    told_step,
+)
 from dropkv.models import LayerGeometry
 from dropkv.observers import Probe
 from dropkv.spans import Span
@@ -20,19 +31,26 @@ if TYPE_CHECKING:
 MOST = 256  # dimensions of a head
 
 
-Kind = Literal["p", "step", "every"]
+Kind = Literal["p", "step", "every", "told p", "told"]
 EVERY = (LARGEST_P, SUM_OF_STEPS)
+KINDS: dict[object, Kind] = {
+    (probability, ()): "p",
+    (odds_times_distance, ()): "step",
+    (odds_times_distance, EVERY): "every",
+    (told_probability, ()): "told p",
+    (told_step, (LARGEST_P_TOLD, SUM_OF_STEPS)): "told",
+}
+ORDER: tuple[Kind, ...] = ("every", "told", "told p", "step", "p")  # the first two have others in them
+ALIKE: dict[Kind, Kind] = {"told p": "p", "told": "every"}  # where queries weigh nothing
 
 
 def kind_of(method: Method) -> Kind | None:
     """What a method asks of the kernels: the largest p of any query; the largest step, odds x distance; or every one of these and the sum of
-    steps. None for what they do not compute."""
-    more = method.weigh or method.beside_window or method.projected or method.beside not in ((), EVERY)
+    steps; "told" where queries weigh. None for what they do not compute."""
+    more = method.weigh or method.beside_window or method.projected
     if method.reduction != MAX_MAX or method.power != 1 or more:
         return None
-    if method.observed is odds_times_distance:
-        return "every" if method.beside else "step"
-    return "p" if method.observed is probability and not method.beside else None
+    return KINDS.get((method.observed, method.beside))
 
 
 class FusedProbes:
@@ -66,30 +84,45 @@ class FusedProbes:
         return triton_works(q.device)
 
     def attend(
-        self, span: Span, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float
+        self,
+        span: Span,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        own_k: Tensor,
+        own_v: Tensor,
+        scale: float,
+        told: Tensor | None = None,
     ) -> tuple[Tensor, list[LayerScores]]:
         """Outputs [heads, T, d_v] of the span's tokens, and for every observing method the scores of the document's keys, 0 where the span's
-        probes do not look. Shapes as in `fused_replay`."""
+        probes do not look. Shapes as in `fused_replay`; told [kv_heads, T]: what the queries weigh, None for all alike."""
         from dropkv.kernels.fused_replay import fused_replay
 
         prepared = self._places(span, q, k, v)
         kinds = [kind for kind in self.kinds if kind is not None]
-        if "every" in kinds:
-            out, raw = fused_replay(q, k, v, own_k, own_v, prepared, scale=scale, odds=True, every=True)
-            step, p, summed = raw
-            known: dict[Kind, LayerScores] = {
-                "step": LayerScores(step),
-                "p": LayerScores(p),
-                "every": LayerScores(step, torch.stack([p, summed])),
-            }
-            return out, [known[kind] for kind in kinds]
+        if told is None:
+            kinds = [ALIKE.get(kind, kind) for kind in kinds]
         outputs: Tensor | None = None
-        scores: dict[Kind, LayerScores] = {}
-        for kind in sorted(set(kinds)) or ["p"]:
-            outputs, raw = fused_replay(q, k, v, own_k, own_v, prepared, scale=scale, odds=kind == "step")
-            scores[kind] = LayerScores(raw)
+        known: dict[Kind, LayerScores] = {}
+        for kind in sorted(set(kinds), key=ORDER.index) or [ORDER[-1]]:
+            if kind in known:
+                continue
+            every, weights = kind in ("every", "told"), told if kind in ALIKE else None
+            odds = every or kind == "step"
+            outputs, raw = fused_replay(
+                q, k, v, own_k, own_v, prepared, scale=scale, odds=odds, every=every, told=weights
+            )
+            if not every:
+                known[kind] = LayerScores(raw)
+                continue
+            step, p, summed = raw
+            known[kind] = LayerScores(step, torch.stack([p, summed]))
+            if kind == "every":
+                known |= {"step": LayerScores(step), "p": LayerScores(p)}
+            else:
+                known["told p"] = LayerScores(p)
         assert outputs is not None
-        return outputs, [scores[kind] for kind in kinds]
+        return outputs, [known[kind] for kind in kinds]
 
     def _places(self, span: Span, q: Tensor, k: Tensor, v: Tensor) -> Prepared:
         from dropkv.kernels.fused_replay import prepare

@@ -78,14 +78,18 @@ def fused_replay(
     scale: float,
     odds: bool,
     every: bool = False,
+    told: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Outputs [heads, T, d_v] of all probes' tokens, and scores float32 [kv_heads, n] of the document's keys, 0 where no probe looks.
 
     q [heads, T, d]; k [kv_heads, n, d], v [kv_heads, n, d_v] of the document; own_k [kv_heads, T, d], own_v [kv_heads, T, d_v] of the probes.
     odds: the score is the step p / (1 - p + eps) * ||a - v||, else p; the largest over queries and the group's heads.
     every: scores [3, kv_heads, n], the largest step, the largest p, and the largest of the group's heads' sums of steps over one probe's queries.
+    told float32 [kv_heads, T]: what every query's step and p count times before the largest is taken; sums are not weighed. Not for odds alone.
     The last dimension must be dense, scale positive.
     """
+    if told is not None and odds and not every:
+        raise ValueError("steps are weighed with every score alone")
     heads, tokens, d = q.shape
     kv_heads, n, d_v = v.shape
     tiles = prepared.tiles
@@ -102,13 +106,15 @@ def fused_replay(
         "BD": max(16, triton.next_power_of_2(d)),
         "BDV": max(16, triton.next_power_of_2(d_v)),
     }
+    weighed = told is not None
+    weights = log_sum if told is None else told.float().contiguous()
     enlarged = ENLARGED if v.dtype == torch.float16 else 0
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]  # where Triton launches
         _attend[(len(prepared.rows), kv_heads)](
             q, k, v, own_k, own_v, out, log_sum, square, exact, where, scores, prepared.places, prepared.rows, scale * LOG2E,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             own_k.stride(0), own_k.stride(1), own_v.stride(0), own_v.stride(1), out.stride(0), out.stride(1), n, tokens,
-            **shape, ODDS=odds or every, EVERY=every, BM=tiles.rows, BN=tiles.columns, MORE=enlarged, num_warps=tiles.warps,
+            **shape, ODDS=odds or every, EVERY=every, TOLD=weighed, BM=tiles.rows, BN=tiles.columns, MORE=enlarged, num_warps=tiles.warps,
             num_stages=tiles.stages,
         )  # fmt: skip
         grid = (len(prepared.keys), kv_heads)
@@ -124,13 +130,13 @@ def fused_replay(
         )
         if len(prepared.keys) and every:
             _score_every[grid](
-                q, k, v, out, log_sum, square, exact, where, scores, prepared.places, prepared.keys, scale * LOG2E, *strides, n, tokens,
-                **shape, BQ=tiles.queries, BK=tiles.keys, num_warps=2 * tiles.score_warps, num_stages=tiles.score_stages,
+                q, k, v, out, log_sum, square, exact, where, weights, scores, prepared.places, prepared.keys, scale * LOG2E, *strides, n, tokens,
+                **shape, TOLD=weighed, BQ=tiles.queries, BK=tiles.keys, num_warps=2 * tiles.score_warps, num_stages=tiles.score_stages,
             )  # fmt: skip
         elif len(prepared.keys):
             _score[grid](
-                q, k, v, out, log_sum, square, scores, prepared.places, prepared.keys, scale * LOG2E, *strides, n, tokens,
-                **shape, ODDS=odds, BQ=tiles.queries, BK=tiles.keys, num_warps=tiles.score_warps, num_stages=tiles.score_stages,
+                q, k, v, out, log_sum, square, weights, scores, prepared.places, prepared.keys, scale * LOG2E, *strides, n, tokens,
+                **shape, ODDS=odds, TOLD=weighed, BQ=tiles.queries, BK=tiles.keys, num_warps=tiles.score_warps, num_stages=tiles.score_stages,
             )  # fmt: skip
     if odds or every:
         scores[0].sqrt_()
@@ -190,7 +196,7 @@ def _attend(
     Q, K, V, OWN_K, OWN_V, OUT, LOG_SUM, SQUARE, EXACT, WHERE, SCORES, PLACES, TILES, factor,
     q_head, q_token, k_head, k_token, v_head, v_token, ok_head, ok_token, ov_head, ov_token, o_head, o_token, n, tokens,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, ODDS: tl.constexpr,
-    EVERY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MORE: tl.constexpr,
+    EVERY: tl.constexpr, TOLD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     place = PLACES + tl.load(TILES + tile * 2) * 7
@@ -256,17 +262,18 @@ def _attend(
             gap = ((acc - in_sum[:, None] * own) - rest[:, None] * own) * share[:, None]
             odds = most * share / (rest * share + EPS)
             score = odds * odds * tl.sum(gap * gap, 1)
-            tl.atomic_max(SCORES + head.to(tl.int64) * n + where, score, mask=loud, sem="relaxed")
+            if not TOLD:  # where queries weigh, the second kernel puts the exact step in
+                tl.atomic_max(SCORES + head.to(tl.int64) * n + where, score, mask=loud, sem="relaxed")
             if EVERY:
                 tl.store(EXACT + line, tl.sqrt(score), mask=loud)
 
 
 @triton.jit
 def _score(
-    Q, K, V, OUT, LOG_SUM, SQUARE, SCORES, PLACES, TILES, factor,
+    Q, K, V, OUT, LOG_SUM, SQUARE, WEIGHTS, SCORES, PLACES, TILES, factor,
     q_head, q_token, k_head, k_token, v_head, v_token, o_head, o_token, n, tokens,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, ODDS: tl.constexpr,
-    BK: tl.constexpr, BQ: tl.constexpr,
+    TOLD: tl.constexpr, BK: tl.constexpr, BQ: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     place = PLACES + tl.load(TILES + tile * 2) * 7
@@ -297,15 +304,18 @@ def _score(
             root = tl.rsqrt(-p + (1.0 + EPS))  # its square is the reciprocal, at a third of the cost of a division
             odds = p * (root * root)
             p = odds * odds * (square[:, None] + length[None, :] - 2.0 * inner)
+        elif TOLD:
+            p *= tl.load(WEIGHTS + head.to(tl.int64) * tokens + token, mask=token < stop, other=0.0)[:, None]
         best = tl.maximum(best, p)
     tl.atomic_max(SCORES + head.to(tl.int64) * n + key, tl.max(best, 0), mask=key < last, sem="relaxed")
 
 
 @triton.jit
 def _score_every(
-    Q, K, V, OUT, LOG_SUM, SQUARE, EXACT, WHERE, SCORES, PLACES, TILES, factor,
+    Q, K, V, OUT, LOG_SUM, SQUARE, EXACT, WHERE, WEIGHTS, SCORES, PLACES, TILES, factor,
     q_head, q_token, k_head, k_token, v_head, v_token, o_head, o_token, n, tokens,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, BK: tl.constexpr, BQ: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, TOLD: tl.constexpr,
+    BK: tl.constexpr, BQ: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
     place = PLACES + tl.load(TILES + tile * 2) * 7
@@ -330,7 +340,11 @@ def _score_every(
             q = _lines(Q + query_head.to(tl.int64) * q_head, q_token, token, stop, width, BD, D, True)
             log_sum = tl.load(LOG_SUM + line, mask=token < stop, other=float("inf"))  # p is 0 where there is no query
             p = tl.exp2(tl.dot(q, k, input_precision="ieee") * factor - log_sum[:, None])
-            likeliest = tl.maximum(likeliest, tl.max(p, 0))
+            if TOLD:
+                weight = tl.load(WEIGHTS + head.to(tl.int64) * tokens + token, mask=token < stop, other=0.0)[:, None]
+                likeliest = tl.maximum(likeliest, tl.max(p * weight, 0))
+            else:
+                likeliest = tl.maximum(likeliest, tl.max(p, 0))
             a = _lines(OUT + query_head.to(tl.int64) * o_head, o_token, token, stop, value_width, BDV, DV, True)
             square = tl.load(SQUARE + line, mask=token < stop, other=0.0)
             inner = tl.dot(a, v, input_precision="ieee")
@@ -340,8 +354,10 @@ def _score_every(
             where = tl.load(WHERE + line, mask=token < stop, other=-1)
             exact = tl.load(EXACT + line, mask=(token < stop) & (where >= 0), other=0.0)
             moved = tl.where(where[:, None] == key[None, :], exact[:, None], moved)
-            largest = tl.maximum(largest, tl.max(moved, 0))
             summed += tl.sum(moved, 0)
+            if TOLD:
+                moved *= weight
+            largest = tl.maximum(largest, tl.max(moved, 0))
         most = tl.maximum(most, summed)
     line = SCORES + head.to(tl.int64) * n + key
     part = tl.num_programs(1).to(tl.int64) * n

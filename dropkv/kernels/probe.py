@@ -28,21 +28,23 @@ def probe_attention(
     reach: int | None = None,
     observing: int | None = None,
     roots: Tensor | None = None,
+    told: Tensor | None = None,
 ) -> tuple[Tensor, Scores | None]:
     """Attention outputs [heads, m, d_v] of a probe, and score(queries) of the first `columns` keys.
 
     q [heads, m, d]; k [kv_heads, n, d], v [kv_heads, n, d_v], the probe's own keys last. softcap, positions, reach and roots as in
-    `Window`. observing: only so many of the last queries observe.
+    `Window`. observing: only so many of the last queries observe. told [kv_heads, m]: what each query weighs, for scores that ask.
     On a GPU a kernel gives outputs and log-sum-exps where it can, on a CPU PyTorch's fused attention; elsewhere the exact window does both.
     """
     heads, m, _ = q.shape
     kv_heads = k.shape[0]
     grouped = q.view(kv_heads, heads // kv_heads, m, -1)
     last = slice(0 if observing is None else max(0, m - observing), m)
-    whole = Window(grouped, k, v, scale, softcap, columns, positions, reach, roots=roots)
+    own_told = None if told is None else told[:, last]
+    whole = Window(grouped, k, v, scale, softcap, columns, positions, reach, roots=roots, told=told)
     attention = attention_on_gpu(whole)
     if attention is not None and attention.outputs is not None:
-        window = replace(whole, q=grouped[:, :, last], attention=attention.part(last))
+        window = replace(whole, q=grouped[:, :, last], attention=attention.part(last), told=own_told)
         return attention.outputs.reshape(heads, m, -1).to(q.dtype), None if score is None else score(window)
     fused = None
     if softcap is None and reach is None and q.device.type == "cpu" and k.shape[-1] == v.shape[-1]:
@@ -50,7 +52,7 @@ def probe_attention(
     if fused is not None:
         outputs, log_sum_exp = (part.view(kv_heads, heads // kv_heads, m, *part.shape[2:]) for part in fused)
         own = (grouped[:, :, last], k[:, :columns], v[:, :columns], scale, outputs[:, :, last], log_sum_exp[:, :, last])
-        seen: Observed = Attended(*own, roots)
+        seen: Observed = Attended(*own, roots, own_told)
         return outputs.reshape(heads, m, -1).to(q.dtype), None if score is None else score(seen)
     outputs = q.new_empty(
         (kv_heads, heads // kv_heads, m, v.shape[-1]), dtype=torch.promote_types(q.dtype, torch.float32)
@@ -60,7 +62,7 @@ def probe_attention(
         return window.attend().reshape(heads, m, -1).to(q.dtype), None
     if observing is not None and observing < m:
         outputs = window.attend()
-        window = replace(window, q=grouped[:, :, m - observing :], outputs=None)
+        window = replace(window, q=grouped[:, :, m - observing :], outputs=None, told=own_told)
     scores = score(window)
     return outputs.reshape(heads, m, -1).to(q.dtype), scores
 

@@ -78,7 +78,7 @@ class Block:
     weights [h, rows, c] are exp(logit - the row's largest), total [h, rows, 1] their sum over ALL visible keys, so p = weights / total; output
     [h, rows, d_v] is a_t over all visible keys. Where one key has p > LOUD, at most one per row, 1 - p and a - v cancel, so those are given
     apart: `loud` is (KV head, row, column) of each such key that is scored, with its odds p / (1 - p + eps) and its residual a - v [., d_v],
-    computed from the sum over all OTHER keys.
+    computed from the sum over all OTHER keys. told [h, rows, 1]: what each query weighs where that is asked (dropkv/told.py), None: all alike.
     """
 
     weights: Tensor
@@ -88,6 +88,7 @@ class Block:
     loud: tuple[Tensor, Tensor, Tensor]
     loud_odds: Tensor
     loud_residual: Tensor
+    told: Tensor | None = None
 
     def probability(self) -> Tensor:
         """p [h, rows, c]."""
@@ -230,6 +231,7 @@ class Window:
     `reach` positions back. `outputs` [kv_heads, G, m, d_v], if given, receives the attention outputs as the blocks go by.
     `roots` [kv_heads, G, d_v, d_v]: of the output projection, for scores that measure behind it (kernels/projection.py).
     `attention`: what kernels/window_attend.py made of the queries, where it has, for the kernels that score.
+    `told` [kv_heads, m]: what each query weighs, for scores that ask.
     """
 
     q: Tensor
@@ -243,6 +245,7 @@ class Window:
     outputs: Tensor | None = None
     roots: Tensor | None = None
     attention: Attention | None = None
+    told: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -273,6 +276,8 @@ class Window:
             seen = n - m + stop
             near = keys.first(min(columns, seen))
             block = self._block(q[:, :, start:stop], k[:, :seen], v[:, :seen], near, self._hidden(start, stop, seen))
+            if self.told is not None:
+                block = replace(block, told=_by_row(self.told[heads, start:stop], group, q))
             if self.outputs is not None:
                 self.outputs[heads, :, start:stop] = block.output.view(len(q), group, stop - start, -1)
             yield start, stop, block
@@ -336,7 +341,7 @@ class Attended:
     """Observation queries whose attention is done: outputs and log-sum-exps are known, so the scored keys are read once and no others.
 
     q [kv_heads, G, m, d]; k [kv_heads, c, d], v [kv_heads, c, d_v] the scored keys, all seen by every query; outputs [kv_heads, G, m, d_v] and
-    log_sum_exp [kv_heads, G, m] over everything the queries see; roots as in `Window`.
+    log_sum_exp [kv_heads, G, m] over everything the queries see; roots and told as in `Window`.
     """
 
     q: Tensor
@@ -346,6 +351,7 @@ class Attended:
     outputs: Tensor
     log_sum_exp: Tensor
     roots: Tensor | None = None
+    told: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -377,8 +383,14 @@ class Attended:
                 loud=(head, row, column),
                 loud_odds=largest / (1 - largest).clamp_(min=0).add_(EPS),
                 loud_residual=output[head, row] - v[head, column],
+                told=None if self.told is None else _by_row(self.told[heads, start:stop], group, q),
             )
             yield start, stop, block
+
+
+def _by_row(told: Tensor, group: int, like: Tensor) -> Tensor:
+    """What queries weigh [h, queries] for the rows of a block [h, G * queries, 1]."""
+    return told.to(like).repeat(1, group).unsqueeze(-1)
 
 
 def _slabs(q: Tensor) -> Iterator[slice]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from dropkv.method_names import method_file, method_files
 from dropkv.methods._base import (
     LARGEST_P,
+    LARGEST_P_TOLD,
     MAX_MAX,
     SUM_OF_STEPS,
     Gathered,
@@ -22,11 +23,14 @@ from dropkv.methods._base import (
     odds_times_distance,
     probability,
     score_all,
+    told_probability,
+    told_step,
 )
 from dropkv.methods._choice import Choice, second_stage
 
 __all__ = [
     "LARGEST_P",
+    "LARGEST_P_TOLD",
     "MAX_MAX",
     "SUM_OF_STEPS",
     "Choice",
@@ -44,6 +48,8 @@ __all__ = [
     "probability",
     "score",
     "score_all",
+    "told_probability",
+    "told_step",
 ]
 
 

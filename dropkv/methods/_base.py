@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 Rule = Literal["uniform", "head-adaptive", "model-wide", "layer-pyramid", "cake-layers", "two orders"]
-Need = Literal["output projection", "all queries", "query statistics", "replay", "words"]
+Need = Literal["output projection", "all queries", "query statistics", "replay", "told", "words"]
 
 
 @dataclass(frozen=True)
@@ -292,6 +292,20 @@ def probability(block: Block, power: int) -> Tensor:
     return block.probability()
 
 
+def told_step(block: Block, power: int) -> Tensor:
+    """The step of each query times what it weighs (`dropkv.told`); all alike where nothing is known of that."""
+    return _told(odds_times_distance(block, power), block)
+
+
+def told_probability(block: Block, power: int) -> Tensor:
+    """p times what the query weighs."""
+    return _told(block.probability(), block)
+
+
+def _told(x: Tensor, block: Block) -> Tensor:
+    return x if block.told is None else x.mul_(block.told)
+
+
 def paid_on_average(scores: LayerScores) -> Tensor:
     """The mean over a layer's heads of the largest attention that each token is paid [n]; of a method with LARGEST_P beside its score."""
     assert scores.beside is not None
@@ -299,6 +313,7 @@ def paid_on_average(scores: LayerScores) -> Tensor:
 
 
 LARGEST_P = Job(lambda block: block.probability(), MAX_MAX, weight="p")
+LARGEST_P_TOLD = Job(lambda block: told_probability(block, 1), MAX_MAX)
 SUM_OF_STEPS = Job(lambda block: odds_times_distance(block, 1), Reduction("sum", "max"), weight="odds")
 
 

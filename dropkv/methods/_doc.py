@@ -26,6 +26,7 @@ NEEDS = {
     "all queries": "attention of every document token",
     "query statistics": "mean and covariance of queries before RoPE",
     "replay": "the replay observer",
+    "told": "nats of every token",
     "words": "the tokenizer's pieces",
 }
 

@@ -37,7 +37,7 @@ def surveyed() -> tuple[Survey, object]:
     model = tiny.model("llama")
     seam = Seam.of(model.tokenizer, name=model.id)
     pairs = [(observer, name) for observer in ("tail", "replay") for name in OBSERVED]
-    pairs = [pair for pair in pairs if pair != ("tail", "kvzip")]
+    pairs = [pair for pair in pairs if pair[0] == "replay" or "replay" not in methods.get(pair[1]).needs]
     both = [other(), document()]  # read together, yet each is what it is alone
     return survey(model, seam, both, pairs, head_tokens=HEAD, chunk=CHUNK, window=8, seeds=[5, 0])[1], model
 

@@ -13,6 +13,7 @@ sys.path.insert(0, os.getcwd())
 import torch
 
 from dropkv.fidelity import HeldOut
+from dropkv.keeper import Stands
 from dropkv.methods import get
 from dropkv.observers.questions import plan_questions
 from dropkv.observers.replay import plan_replays
@@ -55,7 +56,8 @@ def main() -> None:
         ("questions", plan_questions(["a", "b"], questions, n, "q.txt")),
         ("tail", plan_tail(8, n)),
     ):
-        methods = [get("adadropkv"), get("snapkv"), *([get("auto")] if name == "questions" else [])]
+        more = {"questions": [get("auto")], "replay": [get("auto-told"), *Stands(n, told=True).methods]}
+        methods = [get("adadropkv"), get("snapkv"), *more.get(name, [])]
         if name != "tail":
             methods = [method.under_replay(6) for method in methods]
         model.network.to(dtype).to(device)

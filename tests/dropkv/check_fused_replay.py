@@ -17,8 +17,9 @@ from dropkv.kernels.fused_replay import Tiles, fused_replay, prepare
 ROUNDING = 8 * 2.0**-24
 
 
-def definition(q, k, v, own_k, own_v, segments, scale):
-    """Outputs, and [3, kv_heads, n]: largest step, largest p, largest sum of a head's steps; and what float32 may leave of the steps."""
+def definition(q, k, v, own_k, own_v, segments, scale, told):
+    """Outputs, and [3, kv_heads, n]: largest step, largest p, each times what its query weighs, told [kv_heads, T], and largest sum of a head's
+    steps; and what float32 may leave of the steps."""
     q, k, v, own_k, own_v = (x.double() for x in (q, k, v, own_k, own_v))
     heads, tokens, _ = q.shape
     kv_heads, n, d_v = v.shape
@@ -44,9 +45,10 @@ def definition(q, k, v, own_k, own_v, segments, scale):
                 step = p[:count] / (rest + 1e-6) * (a - values[:count]).norm(dim=-1)
                 part = slice(first, last)
                 lost = (step + p[:count] * values[:count].norm(dim=-1)) * ROUNDING / (rest + 1e-6)
-                slack[0, own, part] = torch.maximum(slack[0, own, part], lost)
-                scores[0, own, part] = torch.maximum(scores[0, own, part], step)
-                scores[1, own, part] = torch.maximum(scores[1, own, part], p[:count])
+                weight = told[own, t].double()
+                slack[0, own, part] = torch.maximum(slack[0, own, part], lost * weight)
+                scores[0, own, part] = torch.maximum(scores[0, own, part], step * weight)
+                scores[1, own, part] = torch.maximum(scores[1, own, part], p[:count] * weight)
                 summed, loose = summed + step, loose + lost
             scores[2, own, first:last] = torch.maximum(scores[2, own, first:last], summed)
             slack[2, own, first:last] = torch.maximum(slack[2, own, first:last], loose)
@@ -80,14 +82,28 @@ def main() -> None:
         tiles = Tiles(rows, columns, keys=columns, queries=rows) if device == "cpu" else None
         prepared = prepare(segments, heads // kv_heads, max(d, d_v), q.device, tiles)
         scale = d**-0.5
-        want, every, slack = definition(*(x.cpu() for x in (q, k, v, own_k, own_v)), segments, scale)
-        for odds, part in ((True, [0]), (False, [1]), (True, [0, 1, 2])):
-            got, scores = fused_replay(q, k, v, own_k, own_v, prepared, scale=scale, odds=odds, every=len(part) == 3)
+        weighed = torch.rand(kv_heads, 17, generator=generator) * 9
+        weighed[:, 13] = 0
+        alike, told = (
+            definition(*(x.cpu() for x in (q, k, v, own_k, own_v)), segments, scale, weights)
+            for weights in (torch.ones(kv_heads, 17), weighed)
+        )
+        for odds, part, weights in (
+            (True, [0], None),
+            (False, [1], None),
+            (True, [0, 1, 2], None),
+            (False, [1], weighed.to(device)),
+            (True, [0, 1, 2], weighed.to(device)),
+        ):
+            want, every, slack = alike if weights is None else told
+            got, scores = fused_replay(
+                q, k, v, own_k, own_v, prepared, scale=scale, odds=odds, every=len(part) == 3, told=weights
+            )
             scores = scores.view(len(part), *scores.shape[-2:])
             error = float((got.cpu().double() - want).norm() / want.norm())
             gap = ((scores.cpu().double() - every[part]).abs() - slack[part]).clamp(min=0)
             error_scores = float((gap.norm(dim=-1) / every[part].norm(dim=-1)).max())
-            print(heads, kv_heads, d, d_v, part, f"outputs {error:.1e} scores {error_scores:.1e}")
+            print(heads, kv_heads, d, d_v, part, weights is not None, f"outputs {error:.1e} scores {error_scores:.1e}")
             assert error < tolerance and error_scores < tolerance
             assert bool((scores[..., 52:] == 0).all()) and bool((scores[..., :5] == 0).all())
     print("all equal")

@@ -16,6 +16,7 @@ from benchmarks.question_free.recipes import groups
 from benchmarks.question_free.text import Text
 from dropkv.bench.survey import Collector
 from dropkv.budgets import kept_count
+from dropkv.errors import UsageError
 from dropkv.methods import LayerScores, Together, get
 from dropkv.methods._together import Orders
 from dropkv.observers.replay import plan_replays
@@ -28,6 +29,7 @@ from tests import tiny
 RECIPES = {  # of benchmarks.question_free
     "stream 0.27": get("auto"),
     "two 0.27, 30 % by step/sum": get("auto-twice"),
+    "two told, 50 % by step/sum": get("auto-told"),
     "stream, own layer": replace(get("auto"), together=Together(heads=0.4, scope="layer")),
 }
 CPU = torch.device("cpu")
@@ -104,22 +106,24 @@ def test_what_is_kept_is_the_studys(known, name):
         assert torch.equal(mask, want) and 0 < int(want.sum()) < want.numel()
 
 
-def test_what_is_kept_of_a_real_text_is_the_studys(smollm2):
+@pytest.mark.parametrize("name", ["stream 0.27", "two told, 50 % by step/sum"])
+def test_what_is_kept_of_a_real_text_is_the_studys(smollm2, name):
     seam = Seam.of(smollm2.tokenizer, name=smollm2.id)
     text = (Path(__file__).parents[2] / "examples" / "observatory.md").read_text(encoding="utf-8")
     ids = [*seam.head_ids, *seam.document_ids(text)[:260]]
-    for want, mask in masks(smollm2, seam, ids, [0.1, 0.25], 128):
+    for want, mask in masks(smollm2, seam, ids, [0.1, 0.25], 128, name):
         assert torch.equal(mask, want)
 
 
-def test_what_tokens_stand_for_in_the_model_is_read_first(known):
-    """Two readings keep what choosing from all layers at once keeps; progress counts both."""
+@pytest.mark.parametrize(("name", "readings"), [("auto-twice", 2), ("auto-told", 3)])
+def test_what_tokens_stand_for_in_the_model_is_read_first(known, name, readings):
+    """Several readings keep what choosing from all layers at once keeps; progress counts all."""
     model, seam, ids = known
-    method = get("auto-twice")
+    method = get(name)
     observation = plan_replays(seam, ids, len(seam.head_ids), 40)
     steps: list[tuple[int, int]] = []
     got = prefill(model, ids, observation, method, 30, progress=lambda done, total: steps.append((done, total)))
-    assert steps == [(done, 6) for done in range(1, 7)]
+    assert steps == [(done, 3 * readings) for done in range(1, 3 * readings + 1)]
     collected = Collector([method], model.geometry)
     read(model, ids, observation, collected)
     chosen = method.choose([scores[0] for scores in collected.scores], 30)
@@ -138,3 +142,17 @@ def test_a_file_says_what_it_was_made_with(known, tmp_path):
     assert metadata.method["pool"] == {"kind": "avg", "size": 11}
     assert (metadata.budget.rule, metadata.budget.alpha, metadata.budget.nested) == ("two orders", 0.4, True)
     assert (metadata.budget.forced_first, metadata.budget.forced_last) == (4, 4)
+
+
+def test_a_file_of_told_says_so_and_wants_replays(known, tmp_path):
+    model, _, _ = known
+    text = "The ledger of 1893 names 52 ships and 4711 crates. " * 8
+    made = dropkv.compress(text, model=model, method="auto-told", budget=0.5, fidelity=True)
+    made.save(tmp_path / "a.kv")
+    metadata = read_header(tmp_path / "a.kv").metadata
+    assert metadata.method["name"] == "auto-told"
+    assert metadata.method["together"] == {"heads": 0.4, "balance": 1.0, "scope": "model"}
+    assert (metadata.budget.rule, metadata.budget.alpha, metadata.budget.nested) == ("two orders", 0.5, True)
+    assert made.report.prefill_seconds > 0 and made.report.score_seconds > 0
+    with pytest.raises(UsageError, match="auto-told observes with replays alone"):
+        dropkv.compress(text, model=model, method="auto-told", budget=0.5, observe="tail")
