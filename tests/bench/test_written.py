@@ -87,4 +87,4 @@ def test_unknown_tasks_are_the_librarys_to_refuse():
     assert named("five-facts").name == "five-facts"
     with pytest.raises(UsageError, match="unknown task 'writen'"):
         named("writen")
-    assert written.MOST == named(NAME).max_new_tokens
+    assert named(NAME).max_new_tokens == written.MOST
