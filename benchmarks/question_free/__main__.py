@@ -2,7 +2,7 @@
 
     python -m benchmarks.question_free -o FOLDER [--tasks noise,prose,four-keys] [--samples 64] [--seed 2] [--tokens 1536]
         [--budgets 0.05,0.1,0.25] [--groups today,score,...] [--recipes "default;told"] [--model smollm2-135m] [--likelihood]
-        [--part 0/2] [--deadline SECONDS]
+        [--part 0/2] [--deadline SECONDS] [--full]
     python -m benchmarks.question_free -o FOLDER [FOLDER ...] --table
     python -m benchmarks.question_free --list
 
@@ -10,6 +10,7 @@ FOLDER/lines.jsonl holds one line for each document, recipe and budget; a run go
 of their own; --part 0/2 measures every second document, --part 1/2 the others, and --table puts folders together. The seed is one for choosing:
 figures that are reported anywhere as results must come from others. --likelihood asks, in place of an answer, how likely the right one is
 behind what the full cache says before it; documents that the full cache cannot answer are left out then. It is cheaper and finer, and no accuracy.
+Tasks are those of `dropkv bench tasks`, and written: prose with questions written for it. --full answers from the full cache alone.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from benchmarks.question_free.recipe import Recipe
 from benchmarks.question_free.recipes import DEFAULT, FINALISTS, groups
 from benchmarks.question_free.table import FULL, table
 from benchmarks.question_free.text import Text
+from benchmarks.question_free.written import named
 from dropkv import load_model
 from dropkv.bench.asked import question_tokens
 from dropkv.bench.results import Line, Results, key_of
-from dropkv.bench.tasks import Question, Sample, Task, get
+from dropkv.bench.tasks import Question, Sample, Task
 from dropkv.errors import UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
@@ -50,6 +52,8 @@ class Study:
         self.wanted: dict[str, list[str]] = {}
         for observer, statistic in sorted(set().union(*(recipe.wanted for recipe in recipes))):
             self.wanted.setdefault(observer, []).append(statistic)
+        if not recipes:
+            self.wanted = {"replay": ["p/max"]}  # a document is read through an observer, whoever looks at it
 
     def line(self, task: Task, sample: Sample, seed: int, recipe: str, budget: float, question: int) -> Line:
         """What names a result."""
@@ -100,6 +104,9 @@ class Study:
 
     def keeps(self, readings: Sequence[Reading]) -> torch.Tensor:
         """bool [documents, cells, layers, kv_heads, n]: everything, then every recipe at every budget."""
+        if not self.recipes:
+            keys = readings[0].keys
+            return torch.ones((len(readings), 1, len(keys), *keys[0].shape[:2]), dtype=torch.bool)
         told = torch.stack([reading.told for reading in readings])
         text = Text.of_all(self.model.tokenizer, [reading.ids for reading in readings], told.device)
         seen = {
@@ -179,6 +186,7 @@ def main() -> None:
     options.add_argument("--part", help="I/N: every N-th document, from number I on", default="0/1")
     options.add_argument("--deadline", type=float, default=1e9, help="seconds after which no document is begun")
     options.add_argument("--likelihood", action="store_true", help="nats of the right answer in place of answers")
+    options.add_argument("--full", action="store_true", help="no recipes: answers of the full cache alone")
     options.add_argument("--table", action="store_true", help="print the table of what is there and stop")
     options.add_argument("--list", action="store_true", help="print the recipes and stop")
     given = options.parse_args()
@@ -197,14 +205,14 @@ def main() -> None:
         head = len(Seam.of(model.tokenizer, name=model.id).head_ids)
         study = Study(
             model,
-            chosen(head, given.groups, given.recipes),
+            [] if given.full else chosen(head, given.groups, given.recipes),
             [float(x) for x in given.budgets.split(",")],
             results,
             given.likelihood,
         )
         print(f"{len(study.recipes)} recipes, {len(study.wanted)} observers", flush=True)
         together = given.together or (max(1, TOGETHER // given.tokens) if model.device.type == "cuda" else 1)
-        tasks = [get(name) for name in given.tasks.split(",")]
+        tasks = [named(name) for name in given.tasks.split(",")]
         streams = [
             list(task.samples(model.tokenizer, given.tokens, given.samples, given.seed, head_tokens=head))[part::parts]
             for task in tasks
