@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -84,33 +85,13 @@ def prefill(
         size = _slice(model, document, observation, [method]) if slice_tokens is None else slice_tokens
         told = nats_of(model, document, size, _part(progress, 0, readings)).unsqueeze(0)
         plain = time.perf_counter() - started
+    observed = partial(read, model, document, observation, seed=seed, slice_tokens=slice_tokens, fused=fused, told=told)
     if method.reads_twice:
         stands = Stands(len(document), told="told" in method.needs)
-        first = read(
-            model,
-            document,
-            observation,
-            stands,
-            seed=seed,
-            slice_tokens=slice_tokens,
-            fused=fused,
-            progress=_part(progress, readings - 2, readings),
-            told=told,
-        )
+        first = observed(stands, progress=_part(progress, readings - 2, readings))
         standing = stands.standing()
     keeper = Keeper(method, kept, len(document), model.geometry, words, standing)
-    reading = read(
-        model,
-        document,
-        observation,
-        keeper,
-        seed=seed,
-        slice_tokens=slice_tokens,
-        fused=fused,
-        progress=_part(progress, readings - 1, readings),
-        held=held,
-        told=told,
-    )
+    reading = observed(keeper, progress=_part(progress, readings - 1, readings), held=held)
     seconds = (plain + reading.prefill, reading.score)
     if first is not None:
         seconds = (first.prefill + seconds[0], first.score + seconds[1])

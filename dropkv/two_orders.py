@@ -43,7 +43,7 @@ class TwoOrders:
 
     def __init__(self, kept: int, n: int, forced: Sequence[int], heads: int, alpha: float, share: float = 0.0) -> None:
         self.kept, self.n, self.forced, self.heads, self.alpha = kept, n, tuple(forced), heads, alpha
-        self.sharing = max(1, round(share * heads)) if share else heads
+        self.sharing = sharing_heads(share, heads)
         self._floor = int(floor_of(kept, len(self.forced), alpha))
         self._places = heads * (kept - self._floor)
         self._layers: list[_Held] = []
@@ -142,10 +142,15 @@ class TwoOrders:
         return tuple(torch.cat([getattr(layer, name) for layer in self._layers]) for name in names)
 
 
+def sharing_heads(share: float, heads: int) -> int:
+    """How many of all heads have a part in the shared order; a share of 0 means all."""
+    return max(1, round(share * heads)) if share else heads
+
+
 def most_held(kept: int, n: int, forced: int, layers: Sequence[int], alpha: float, share: float) -> int:
     """Candidates after the layer that leaves most of them, where all heads score alike; layers: the KV heads of each."""
     heads = sum(layers)
-    sharing = max(1, round(share * heads)) if share else heads
+    sharing = sharing_heads(share, heads)
     floor = int(floor_of(kept, forced, alpha))
     places, most, so_far = heads * (kept - floor), 0, 0
     for own in layers:

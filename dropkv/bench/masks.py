@@ -18,6 +18,7 @@ from dropkv.methods._base import Together
 from dropkv.methods._choice import preferences, second_stage
 from dropkv.methods._layer import LayerScores
 from dropkv.methods._together import Orders
+from dropkv.two_orders import sharing_heads
 from dropkv.words import Words
 
 
@@ -128,7 +129,7 @@ class Masks:
         own_order, shared, _, level = (torch.cat(one) for one in zip(*made, strict=True))
         place = inverse(head_order(own_order.flatten(0, 1), self.forced, self.raw.flatten(0, 1))).view(shape)
         by_level = torch.sort(level.double().view(self.documents, heads), descending=True, stable=True).indices
-        sharing = max(1, round(together.heads * heads)) if together.heads else heads
+        sharing = sharing_heads(together.heads, heads)
         outside = (inverse(by_level) >= sharing).view(*shape[:2], 1).expand(shape)
         # the heads that share come first
         order = order_of(shared.view(self.documents, -1), self.raw.view(self.documents, -1))

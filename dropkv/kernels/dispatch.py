@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dropkv.budgets import Kept
 from dropkv.kernels.reduce import MAX_MAX, SPREAD, SUM_MEAN, Reduction, over_group
-from dropkv.kernels.score import Attended, Block, Job, Observed, Score, Weight, Window, score_jobs
+from dropkv.kernels.score import Attended, Job, Observed, Score, Weight, Window, score_jobs
 from dropkv.kernels.triton_here import slower, triton_works
 from formats import LayerEntries
 
@@ -63,7 +63,7 @@ def received_on_gpu(q: Tensor, k: Tensor, scale: float, softcap: float | None) -
     if not _usable(window):
         return None
     with _on(q):
-        return _fused(window, [(Job(_unused, SUM_MEAN, weight="p"), Score("p"))], 1)[0]
+        return _fused(window, [(Job(lambda block: block.probability(), SUM_MEAN, weight="p"), Score("p"))], 1)[0]
 
 
 def value_sizes_on_gpu(v: Tensor, wo: Tensor, documents: int) -> Tensor | None:
@@ -154,10 +154,6 @@ def _by_head(queries: Window | Attended, work: Sequence[tuple[Job, tuple[Kind, .
         score = found[kinds[0]] if len(kinds) == 1 else found["mean p"] + SPREAD * found["var p"]
         done.append(over_group(score if job.finish is None else job.finish(score), job.reduction.group, documents))
     return done
-
-
-def _unused(block: Block) -> Tensor:
-    raise NotImplementedError
 
 
 def _usable(queries: Window | Attended) -> bool:

@@ -170,7 +170,8 @@ class Method:
         kept = n if self.keeps_all else kept_count(budget, n, len(self.forced(n)))
         standing = None
         if self.reads_twice:
-            standing = torch.stack([paid_on_average(scores) for scores in layers]).mean(0)
+            paid = [scores.beside[0] for scores in layers if scores.beside is not None]
+            standing = torch.stack([own.mean(0) for own in paid]).mean(0)
         choice = Choice(self, kept, [scores.raw.shape[0] for scores in layers], n, words, standing)
         for scores in layers:
             choice.add(scores)
@@ -304,12 +305,6 @@ def told_probability(block: Block, power: int) -> Tensor:
 
 def _told(x: Tensor, block: Block) -> Tensor:
     return x if block.told is None else x.mul_(block.told)
-
-
-def paid_on_average(scores: LayerScores) -> Tensor:
-    """The mean over a layer's heads of the largest attention that each token is paid [n]; of a method with LARGEST_P beside its score."""
-    assert scores.beside is not None
-    return scores.beside[0].mean(0)
 
 
 LARGEST_P = Job(lambda block: block.probability(), MAX_MAX, weight="p")

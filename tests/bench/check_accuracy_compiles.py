@@ -29,7 +29,9 @@ def scores(dtype: torch.dtype, m: int, n: int, columns: int | None, d: int) -> N
     moving = [kind for kind in ORDER if kind != "max step"]
     for kinds in ([kind for kind in ORDER if kind != "ema step"], moving, *([["max smoothed"]] if d <= 128 else [])):
         head_scores(q, k, v, attention, kinds, scale=0.1, columns=columns, roots=roots)
-    dispatch._fused(dispatch.Window(q, k, k, 0.1), [(dispatch.Job(dispatch._unused), dispatch.Score("p"))], 1)
+    dispatch._fused(
+        dispatch.Window(q, k, k, 0.1), [(dispatch.Job(lambda block: block.probability()), dispatch.Score("p"))], 1
+    )
 
 
 def answers(dtype: torch.dtype, d: int) -> None:

@@ -157,7 +157,7 @@ def check_by_head(draw, dtype):
         for (job, kinds), got, exact in zip(work, dispatch._by_head(seen, work, 2), want, strict=True):
             assert per_head(got, exact.double()) < 3 * TOLERANCE[dtype], (kinds, job.reduction, m)
         whole = Window(q, k, k, 0.25, softcap)
-        (received,) = dispatch._fused(whole, [(Job(dispatch._unused), Score("p"))], 1)
+        (received,) = dispatch._fused(whole, [(Job(lambda block: block.probability()), Score("p"))], 1)
         want = score_jobs(
             replace(whole, q=q.double(), k=k.double(), v=k.double()), [Job(lambda block: block.probability())]
         )
