@@ -3,7 +3,8 @@
     python benchmarks/serve_load.py [--requests 200] [--clients 20] [--rounds 3] [--dtypes float32,bfloat16] [--device auto] [--model smollm2-135m]
 
 Every other request is a stream. same: answers that are letter for letter those of `dropkv query` one question at a time. mixed: answers that are
-another question's or another file's. Memory after each round of requests: of the server's process, and of all programs on the GPU.
+another question's or another file's; questions that differ by the number behind them alone count as one, since rounding makes any of their answers
+any other's. Memory after each round of requests: of the server's process, and of all programs on the GPU.
 """
 
 from __future__ import annotations
@@ -54,7 +55,16 @@ class Round:
 
     def mixed(self, wanted: Mapping[Key, str]) -> int:
         """Answers that are not theirs, but another question's or another file's."""
-        return sum(text != wanted[key] and text in wanted.values() for key, text in self.answers)
+        ours: dict[Key, set[str]] = {}
+        for key, text in wanted.items():
+            ours.setdefault(unnumbered(key), set()).add(text)
+        every = set(wanted.values())
+        return sum(text in every - ours[unnumbered(key)] for key, text in self.answers)
+
+
+def unnumbered(key: Key) -> Key:
+    """The file and the question without the number behind it."""
+    return key[0], key[1].partition(" (")[0]
 
 
 def dropkv(*arguments: object, **options: object) -> subprocess.Popen[bytes]:

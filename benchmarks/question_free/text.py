@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dropkv.words import piece, runs
+
 How = Literal["max", "sum", "l2", "mean"]
 
 
@@ -17,8 +19,8 @@ How = Literal["max", "sum", "l2", "mean"]
 class Text:
     """A document's tokens in runs: int64 [n], the number of the run that each token is in; of several documents [documents, 1, 1, n].
 
-    words: a token that starts with a letter or digit goes on with the one before it when that ends with one, so a number is one run also where
-    its digits are tokens of their own. sentences: end after . ! ? or a line break.
+    words: those of `dropkv.words`, so a number is one run also where its digits are tokens of their own. sentences: end after . ! ? or a
+    line break.
     """
 
     words: Tensor
@@ -27,14 +29,13 @@ class Text:
     @classmethod
     def of(cls, tokenizer: Any, ids: Sequence[int], device: torch.device) -> Text:
         """The runs of a document."""
-        texts = {one: tokenizer.decode([one]) for one in set(ids)}
+        texts = {one: piece(tokenizer, one) for one in set(ids)}
         pieces = [texts[one] for one in ids]
-        words, sentences = [0], [0]
-        for before, piece in pairwise(pieces):
-            words.append(words[-1] + (not (before[-1:].isalnum() and piece[:1].isalnum())))
-            ended = before.rstrip(" ")[-1:] in (".", "!", "?", "\n") and not piece[:1].isdigit()
+        sentences = [0]
+        for before, here in pairwise(pieces):
+            ended = before.rstrip(" ")[-1:] in (".", "!", "?", "\n") and not here[:1].isdigit()
             sentences.append(sentences[-1] + ended)
-        return cls(torch.tensor(words, device=device), torch.tensor(sentences, device=device))
+        return cls(torch.tensor(runs(pieces), device=device), torch.tensor(sentences, device=device))
 
     @classmethod
     def of_all(cls, tokenizer: Any, documents: Sequence[Sequence[int]], device: torch.device) -> Text:
@@ -42,7 +43,7 @@ class Text:
         home = torch.device("cpu")
         texts = [cls.of(tokenizer, ids, home) for ids in documents]
         words, sentences = (torch.stack([getattr(text, kind) for text in texts]) for kind in ("words", "sentences"))
-        return cls(*(runs[:, None, None].to(device) for runs in (words, sentences)))
+        return cls(*(one[:, None, None].to(device) for one in (words, sentences)))
 
 
 def pooled_in_runs(x: Tensor, runs: Tensor, how: How) -> Tensor:

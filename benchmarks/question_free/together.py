@@ -206,6 +206,9 @@ def together() -> dict[str, list[Recipe]]:
                 (replace(told_two, heads=0.27, name="two told 0.27"), Part("step/sum"), (0.3, 0.5)),
                 (replace(told_two, heads=0.53, name="two told 0.53"), Part("step/sum"), (0.3,)),
                 (replace(told_two, name="two told p", parts=(P_TOLD,)), Part("p/sum"), (0.3, 0.5)),
+                (replace(two, name="two, standing told", standing=P_TOLD), Part("step/sum"), (0.3, 0.5)),
+                (replace(told_two, name="two told, standing plain", standing=P), Part("step/sum"), (0.3, 0.5)),
+                (replace(told_two, name="two told or plain", parts=(STEP, STEP_TOLD)), Part("step/sum"), (0.3, 0.5)),
                 *[
                     (
                         replace(base, name=f"{base.name}, fade {fade:g}", heads=0, fade=fade),

@@ -9,7 +9,8 @@ A key with p > 1/2, at most one per row, is scored by the first kernel, which st
 other weights, and a - v is made directly instead of from squares that cancel. The second kernel takes such a p as 1/2, which is never more;
 where steps are added up, the first one leaves each row's exact step and its place, and the second puts it in.
 The largest weight is 1 only but for the rounding of its logit (a fused multiply-add does not round the product that is subtracted), so it is
-taken out of the sums as it went in. Weights of float16 are enlarged, since it has no small numbers.
+taken out of the sums as it went in, and what fades is kept as it is while the largest logit stays: the difference of two equal products is
+not 0 where only one of them is rounded. Weights of float16 are enlarged, since it has no small numbers.
 The plain-torch twin is `dropkv.kernels.probe.probe_attention`.
 """
 
@@ -182,7 +183,7 @@ def _range(
             where = tl.where(largest > biggest, found, where)
         shift = tl.where(new == -float("inf"), 0.0, new) * factor - MORE
         weights = tl.exp2(tl.fma(s, factor, -shift[:, None]))
-        fade = tl.exp2(base - shift)
+        fade = tl.where(new == biggest, 1.0, tl.exp2(base - shift))
         v = _lines(value_base, value_stride, lines, last, value_width, BDV, DV, MASK)
         total = total * fade + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")

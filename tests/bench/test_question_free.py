@@ -171,8 +171,11 @@ class Letters:
     def __init__(self, pieces: list[str]) -> None:
         self.pieces = pieces
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int], clean_up_tokenization_spaces: bool = False) -> str:
         return self.pieces[ids[0]]
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return self.pieces[token]
 
 
 def test_words_and_sentences_follow_the_tokens():
