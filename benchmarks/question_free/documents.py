@@ -46,7 +46,7 @@ def read_documents(
         statistics = [Statistic.of(one) for one in names]
         plans = [observers[name].plan(seam, document, head) for document in documents]
         observations = [observation for observation, _ in plans]
-        watch = Watch(statistics, plans[0][1], told, count)
+        watch = Watch(statistics, plans[0][1], told, count, model.geometry[0].kv_heads)
         collector = Collector([watch.method()], model.geometry)
         read_together(model, documents, observations, collector, seeds=[0] * count, slice_tokens=SLICE)
         parts = torch.stack([scores[0].beside for scores in collector.scores])  # [layers, statistics * G, heads, n]

@@ -129,11 +129,18 @@ class Replay:
         follows = (following == own + 1) | (own < 0)  # what comes after a jump cannot be predicted
         return cls(own, torch.where(follows, following, -1), first)
 
+    def alike(self, other: Replay) -> bool:
+        """Whether both repeat their chunks in the same order."""
+        return all(
+            torch.equal(torch.where(mine < 0, mine, mine - self.first), torch.where(its < 0, its, its - other.first))
+            for mine, its in ((self.own, other.own), (self.next, other.next))
+        )
+
 
 class Watch:
     """Collects statistics of the replays of documents that are read together; made for one prefill.
 
-    told float32 [documents, n]: nats of every token in a plain reading, needed for "told" alone.
+    told float32 [documents, n]: nats of every token in a plain reading, needed for "told" alone. kv_heads: of one document.
     """
 
     def __init__(
@@ -142,11 +149,12 @@ class Watch:
         replays: Sequence[Replay],
         told: Tensor | None,
         documents: int,
+        kv_heads: int,
     ) -> None:
         self.statistics = tuple(statistics)
         self.replays = tuple(replays)
-        self.told, self.documents = told, documents
-        self.calls = 0
+        self.told, self.documents, self.kv_heads = told, documents, kv_heads
+        self.seen = 0  # replays, which come in their order, layer after layer
 
     def method(self) -> Method:
         """What makes a prefill call this watch."""
@@ -162,17 +170,24 @@ class Watch:
         )
 
     def __call__(self, queries: Observed) -> Tensor:
-        """[statistics * G, kv_heads, columns] of one probe in one layer; `kv_heads` are those of all documents."""
-        replay = self.replays[self.calls % len(self.replays)]
-        self.calls += 1
+        """[statistics * G, kv_heads, columns] of one probe in one layer, or of neighbours of one shape; `kv_heads` are those of all documents,
+        one probe after another."""
         kv_heads, group, _, columns = queries.shape
+        count = kv_heads // (self.documents * self.kv_heads)
+        replays = [self.replays[(self.seen + number) % len(self.replays)] for number in range(count)]
+        replay = replays[0]
+        if any(not one.alike(replay) for one in replays):
+            raise ValueError("probes of one shape repeat their chunks in different orders: read one document at a time")
+        self.seen += count
         collected: list[list[Tensor]] = [[] for _ in self.statistics]
         for heads in queries.slabs():
-            owners = torch.arange(kv_heads)[heads] // (kv_heads // self.documents)
+            owners = torch.arange(kv_heads)[heads] // self.kv_heads
             states: list[Tensor | None] = [None] * len(self.statistics)
             for start, stop, block in queries.blocks(heads):
                 glance = Glance(block, group)
-                told = None if self.told is None else self._told(replay, start, stop)[owners]
+                told = None
+                if self.told is not None:
+                    told = torch.cat([self._told(one, start, stop) for one in replays])[owners]
                 for index, one in enumerate(self.statistics):
                     x = LOOKS[one.look](glance)
                     states[index] = _reduced(one.reduction, states[index], x, start, replay, told)

@@ -38,7 +38,7 @@ class Observer:
             places = list(range(start, stop))
             if self.pieces:
                 cut = [places[low : low + self.pieces] for low in range(0, len(places), self.pieces)]
-                random.Random(start).shuffle(cut)
+                random.Random(0).shuffle(cut)  # all chunks in one order, so that those of one shape go together
                 places = [place for piece in cut for place in piece]
             probes.append(Probe(asking + tuple(document[place] for place in places), (start, stop), ranges))
             replays.append(Replay.of(len(asking), places, start))

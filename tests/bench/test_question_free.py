@@ -24,6 +24,7 @@ from dropkv.methods import Method, Pool
 from dropkv.methods._base import probability
 from dropkv.methods._layer import LayerScores
 from dropkv.prompts import Seam
+from dropkv.spans import Cuts
 from tests import tiny
 from tests.bench.synthetic import line
 
@@ -146,6 +147,21 @@ def test_blocks_of_any_size_give_the_same(read, monkeypatch):
             torch.testing.assert_close(
                 one.seen["plain"][name], known.seen["plain"][name], rtol=1e-4, atol=1e-6, msg=name
             )
+
+
+def test_chunks_that_go_together_on_a_gpu_give_the_same(read, monkeypatch):
+    model, seam, readings = read
+    monkeypatch.setattr("dropkv.prefill.Cuts", lambda *args, together: Cuts(*args, together=True))
+    observers = {"plain": Observer(chunk=36), "shuffled": Observer(chunk=36, pieces=4)}  # three of them are alike
+    wanted = {"plain": list(readings[0].seen["plain"]), "shuffled": ["p/content", "p/copy"]}
+    together = read_documents(model, seam, documents(), observers, wanted)
+    for number, one in enumerate(together):
+        alone = read_documents(model, seam, documents()[number : number + 1], observers, wanted)[0]
+        for observer, names in wanted.items():
+            for name in names:
+                torch.testing.assert_close(
+                    one.seen[observer][name], alone.seen[observer][name], rtol=1e-4, atol=1e-6, msg=name
+                )
 
 
 def test_replays_know_what_they_repeat_and_predict():
