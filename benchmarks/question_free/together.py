@@ -208,7 +208,19 @@ def together() -> dict[str, list[Recipe]]:
                 (replace(told_two, name="two told p", parts=(P_TOLD,)), Part("p/sum"), (0.3, 0.5)),
                 (replace(two, name="two, standing told", standing=P_TOLD), Part("step/sum"), (0.3, 0.5)),
                 (replace(told_two, name="two told, standing plain", standing=P), Part("step/sum"), (0.3, 0.5)),
-                (replace(told_two, name="two told or plain", parts=(STEP, STEP_TOLD)), Part("step/sum"), (0.3, 0.5)),
+                *[
+                    (
+                        replace(told_two, name=f"two told or plain{name}", parts=(STEP, STEP_TOLD), heads=heads),
+                        Part("step/sum"),
+                        (0.3, 0.5),
+                    )
+                    for name, heads in (("", 0.4), (" 0.27", 0.27))
+                ],
+                (
+                    replace(two, name="two, standing told 0.27", standing=P_TOLD, heads=0.27),
+                    Part("step/sum"),
+                    (0.3, 0.5),
+                ),
                 *[
                     (
                         replace(base, name=f"{base.name}, fade {fade:g}", heads=0, fade=fade),
