@@ -15,7 +15,7 @@ from dropkv.decode.layout import Layout
 from dropkv.decode.rows import Piece
 from dropkv.decode.tails import Tails
 from dropkv.errors import ModelError
-from dropkv.kernels.fused_decode import launch, tile_of
+from dropkv.kernels.fused_decode import begins_early, launch, tile_of
 from dropkv.kernels.tail_put import put
 from dropkv.models import Model
 
@@ -67,7 +67,8 @@ class KernelRun:
         self.slots = torch.arange(rows, dtype=torch.int32, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int32, device=device)
         self.seen = 0
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self.early = begins_early(device)
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" and not self.early else None  # type: ignore[no-untyped-call]
         self.pending: Tensor | None = None  # what a fused layer leaves to the next one to add to the residual stream
         chunks = max(one.shape[1] for one in self.layout.chunks)
         splits = max(1, min(8, 4 * PROGRAMS // (rows * shape.kv_heads), tails.capacity // 64))
@@ -75,7 +76,7 @@ class KernelRun:
 
         def scratch(*size: int) -> tuple[Tensor, Tensor]:
             sums = torch.full(size, -torch.inf, dtype=torch.float32, device=device)
-            return torch.zeros((*size, d_v), dtype=torch.float32, device=device), sums
+            return torch.zeros((*size, d_v), dtype=model.dtype, device=device), sums
 
         self.scratch = *scratch(chunks, rows, group), *scratch(splits, rows, heads)
         self.out = torch.zeros((rows, heads, d_v), dtype=model.dtype, device=device)
@@ -97,7 +98,7 @@ class KernelRun:
             layout.chunks[layer], layout.heads[layer], layout.tiles, layout.order, layout.whose, self.scratch, self.out[: len(q)],
             scale=scale, softcap=softcap, reach=shape.window if shape.kind == "sliding" else None, tile=layout.tile,
             per_head=layout.per_head,
-            side=self._side,
+            early=self.early, side=self._side,
         )  # fmt: skip
 
     def read(self, model: Model, pieces: Sequence[Piece]) -> Tensor:

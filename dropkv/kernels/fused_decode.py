@@ -2,7 +2,12 @@
 
 Three kernels. Over the prefix, the queries of all rows of one prefix and of one KV head's group are the rows of one tile, so that every entry is
 read once for the whole batch; a prefix is cut into chunks of about equal size, however unequal its heads are. Over the tails, a program has the
-queries of one row and group. Both leave normalised outputs and log-sum-exps (base 2), which the third puts together.
+queries of one row and group. Both leave normalised outputs, rounded as the result will be, and log-sum-exps (base 2, float32), which the third
+puts together.
+
+Products over the prefix take the time, and reading the tails: both at once is what makes it fast. EARLY: from compute capability 9 on a kernel may
+begin when every program of the one before runs (programmatic dependent launch). Tails begin so behind the prefix, whose large programs must be placed
+first, and the last kernel waits where it needs what both have left. Elsewhere tails have a stream of their own.
 
 Where prefixes lie, which rows belong to which, and how long tails are is read from device memory: a captured graph serves every step. Offsets
 inside a prefix and tail lengths are int32. The plain-torch twin is `dropkv.kernels.rows`.
@@ -18,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2E = 1.4426950408889634
 SHARED = 200_000  # bytes of shared memory that a program may take where a GPU does not tell
@@ -55,6 +61,11 @@ def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return SHARED
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED) - RESERVED
+
+
+def begins_early(device: torch.device) -> bool:
+    """Whether a kernel on this device may begin before the one before it is done."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def tile_of(d: int, itemsize: int) -> int:
@@ -113,7 +124,10 @@ def _over_prefix(
     Q, TABLE, CHUNKS, TILES, ORDER, LENGTHS, STARTS, OUT, SUMS, factor, cap, reach, q_row, q_head, table_prefix, chunks_prefix, rows,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SOFTCAP: tl.constexpr, REACH: tl.constexpr, STAGES: tl.constexpr, PEEL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
     chunk, tile = tl.program_id(0), tl.program_id(1)
     prefix, first, count = tl.load(TILES + tile * 3), tl.load(TILES + tile * 3 + 1), tl.load(TILES + tile * 3 + 2)
     if count == 0:
@@ -171,7 +185,10 @@ def _over_tails(
     Q, KEYS, VALUES, SLOTS, LENGTHS, OUT, SUMS, factor, cap, reach, q_row, q_head, k_row, k_head, v_row, v_head, rows, heads,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, REACH: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(LENGTHS + row) + 1  # its own token is there already
     begin = 0
@@ -210,24 +227,29 @@ def _over_tails(
     tl.store(
         SUMS + target, tl.where(some, biggest * unit + tl.log2(tl.where(some, total, 1.0)), -float("inf")), mask=real
     )
+    if EARLY:  # noqa: SIM102  # known when it is compiled
+        if row + head + split == 0:  # one program that waits, and this kernel is not done before the prefix is
+            gdc_wait()
 
 
 @triton.jit
 def _merge(
     FAR, FAR_SUMS, NEAR, NEAR_SUMS, WHOSE, HEADS, OUT, heads_prefix, rows, heads, o_row, o_head,
-    GROUP: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BC: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr,
+    GROUP: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BC: tl.constexpr, SPLITS: tl.constexpr, BS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     place = HEADS + tl.load(WHOSE + row).to(tl.int64) * heads_prefix + head // GROUP
     first, last = tl.load(place), tl.load(place + 1)
     value_width = tl.arange(0, BDV)
     dense = (value_width < DV)[None, :]
+    if EARLY:
+        gdc_wait()
 
     splits = tl.arange(0, BS)
     near_place = (splits.to(tl.int64) * rows + row) * heads + head
     near_sums = tl.load(NEAR_SUMS + near_place, mask=splits < SPLITS, other=-float("inf"))
     near_mask = (splits < SPLITS)[:, None] & dense
-    near = tl.load(NEAR + near_place[:, None] * DV + value_width[None, :], mask=near_mask, other=0.0)
+    near = tl.load(NEAR + near_place[:, None] * DV + value_width[None, :], mask=near_mask, other=0.0).to(tl.float32)
     biggest = tl.max(near_sums, 0)  # finite: a row's newest token is there
     near_weights = tl.exp2(near_sums - biggest)
     total = tl.sum(near_weights, 0)
@@ -237,7 +259,7 @@ def _merge(
         far_place = (chunks.to(tl.int64) * rows + row) * GROUP + head % GROUP
         far_sums = tl.load(FAR_SUMS + far_place, mask=chunks < last, other=-float("inf"))
         far_mask = (chunks < last)[:, None] & dense
-        far = tl.load(FAR + far_place[:, None] * DV + value_width[None, :], mask=far_mask, other=0.0)
+        far = tl.load(FAR + far_place[:, None] * DV + value_width[None, :], mask=far_mask, other=0.0).to(tl.float32)
         new = tl.maximum(biggest, tl.max(far_sums, 0))
         fade = tl.exp2(biggest - new)
         far_weights = tl.exp2(far_sums - new)
@@ -271,6 +293,7 @@ def launch(
     per_head: int,
     far_blocks: Blocks | None = None,
     near_blocks: Blocks = TAILS,
+    early: bool = False,
     side: torch.cuda.Stream | None = None,
 ) -> Tensor:
     """out [rows, heads, d_v] of one layer for q [rows, heads, d]; keys, values [slots, kv_heads, capacity, d] have every row's newest token.
@@ -279,9 +302,10 @@ def launch(
     those before it. starts int32 [rows]: the position of its first. table int64 [prefixes, 3]: addresses of
     keys, values and positions. chunks int32 [prefixes, C, 3]: KV head and entries from, to of every chunk, empty ones at the end; heads_of int32
     [prefixes, kv_heads + 1]: the chunks of each head. tiles int32 [T, 3]: prefix, and which of `order` int32 [rows] from, how many (0: none),
-    at most `tile` queries with their groups. whose int32 [rows]: each row's prefix. scratch: float32 outputs [C, rows, group, d_v] and sums
-    [C, rows, group] of chunks, and those of tails [splits, rows, heads, d_v], [splits, rows, heads]; sums must start as -inf.
-    per_head: the most chunks of a head. side: a stream on which tails are attended to while the prefix is.
+    at most `tile` queries with their groups. whose int32 [rows]: each row's prefix. scratch: outputs [C, rows, group, d_v], of any float
+    type, and float32 sums [C, rows, group] of chunks, and those of tails [splits, rows, heads, d_v], [splits, rows, heads]; sums must start as -inf.
+    per_head: the most chunks of a head. early: kernels begin before those before them are done (`begins_early`); else side: a stream on which
+    tails are attended to while the prefix is.
     """
     rows, heads, d = q.shape
     kv_heads, d_v = values.shape[1], values.shape[-1]
@@ -294,7 +318,8 @@ def launch(
     limit = {} if far_blocks.registers is None or not q.is_cuda else {"maxnreg": far_blocks.registers}
     factor, cap = (scale * LOG2E, 0.0) if softcap is None else (scale / softcap, softcap * LOG2E)
     flags = dict(GROUP=group, D=d, DV=d_v, BD=max(16, triton.next_power_of_2(d)), BDV=max(16, triton.next_power_of_2(d_v)),
-                 SOFTCAP=softcap is not None, REACH=reach is not None)  # fmt: skip
+                 SOFTCAP=softcap is not None, REACH=reach is not None, EARLY=early)  # fmt: skip
+    follows = {"launch_pdl": True} if early else {}
     main = None if side is None else torch.cuda.current_stream(q.device)
     if side is not None and main is not None:
         side.wait_stream(main)
@@ -309,13 +334,14 @@ def launch(
             q, keys, values, slots, lengths, near, near_sums, factor, cap, reach or 0, q.stride(0), q.stride(1),
             keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), near.shape[1], heads,
             **flags, BM=max(16, triton.next_power_of_2(group)), SPLITS=splits,
-            BN=near_blocks.columns, STAGES=near_blocks.stages, num_warps=near_blocks.warps,
+            BN=near_blocks.columns, STAGES=near_blocks.stages, num_warps=near_blocks.warps, **follows,
         )  # fmt: skip
     if side is not None and main is not None:
         main.wait_stream(side)
     at_once = min(64, max(8, triton.next_power_of_2(per_head)))
     _merge[(rows, heads)](
         far, far_sums, near, near_sums, whose, heads_of, out, heads_of.stride(0), far.shape[1], heads, out.stride(0), out.stride(1),
-        GROUP=group, DV=d_v, BDV=flags["BDV"], BC=at_once, SPLITS=splits, BS=triton.next_power_of_2(splits), num_warps=max(1, at_once // 16),
+        GROUP=group, DV=d_v, BDV=flags["BDV"], BC=at_once, SPLITS=splits, BS=triton.next_power_of_2(splits), EARLY=early,
+        num_warps=max(1, at_once // 16), **follows,
     )  # fmt: skip
     return out

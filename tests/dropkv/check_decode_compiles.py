@@ -54,7 +54,8 @@ def main() -> None:
         tails = Tails.of(model.geometry, model.devices, model.dtype, rows, 128)
         step = Step(model, tails, [prefix], rows, sampled=False)
         step.place([RowState(prefix, 5, 1)] * rows)
-        step.launch()
+        for step.run.early in (False, True):
+            step.launch()
     for name, variants in sorted(compiled.items()):
         print(name, len(variants))
     assert len(compiled) == 9

@@ -10,7 +10,7 @@ import torch
 
 from dropkv.cache import Prefix
 from dropkv.decode.layout import Layout
-from dropkv.kernels.fused_decode import Blocks, launch
+from dropkv.kernels.fused_decode import Blocks, begins_early, launch
 from dropkv.kernels.tail_put import put
 from dropkv.models import LayerGeometry
 from formats import LayerEntries
@@ -90,27 +90,26 @@ def main() -> None:
         assert (layout.tile == 128) == (tile == 128)
         layout.place_rows([prefixes[one] for one in whose])
         chunks = layout.chunks[0].shape[1]
-        scratch = [
-            torch.full(shape, torch.nan, device=device)
-            for shape in (
-                (chunks, rows, heads // kv_heads, d_v), (chunks, rows, heads // kv_heads), (splits, rows, heads, d_v), (splits, rows, heads),
-            )
-        ]  # fmt: skip
-        scratch[1].fill_(-torch.inf)
-        scratch[3].fill_(-torch.inf)
-        out = torch.full((rows, heads, d_v), torch.nan, dtype=dtype, device=device)
-        launch(
-            q, keys, values, slots, filled.to(device), layout.starts, layout.tables[0], layout.chunks[0], layout.heads[0], layout.tiles,
-            layout.order, layout.whose, tuple(scratch), out, scale=d**-0.5, softcap=softcap, reach=reach, tile=layout.tile, per_head=layout.per_head,
-            far_blocks=Blocks(16, 2, 4), near_blocks=Blocks(16, 2, 4),
-        )  # fmt: skip
-        worst = 0.0
-        for row, number in enumerate(whose):
-            given = q[row], prefixes[number], keys[row], values[row], int(filled[row]), d**-0.5, softcap, reach
-            want = definition(*given)
-            worst = max(worst, float((out[row].double() - want).norm() / want.norm()))
-        print(heads, kv_heads, d, d_v, softcap, reach, f"{worst:.1e}")
-        assert worst < tolerance
+        part = (chunks, rows, heads // kv_heads), (splits, rows, heads)
+        for early in (False, True) if begins_early(q.device) else (False,):
+            scratch = []
+            for shape in part:  # with the type of the queries, and in float32
+                kept = torch.float32 if count % 2 else dtype
+                scratch += [torch.full((*shape, d_v), torch.nan, dtype=kept, device=device)]
+                scratch += [torch.full(shape, -torch.inf, device=device)]
+            out = torch.full((rows, heads, d_v), torch.nan, dtype=dtype, device=device)
+            launch(
+                q, keys, values, slots, filled.to(device), layout.starts, layout.tables[0], layout.chunks[0], layout.heads[0], layout.tiles,
+                layout.order, layout.whose, tuple(scratch), out, scale=d**-0.5, softcap=softcap, reach=reach, tile=layout.tile,
+                per_head=layout.per_head, far_blocks=Blocks(16, 2, 4), near_blocks=Blocks(16, 2, 4), early=early,
+            )  # fmt: skip
+            worst = 0.0
+            for row, number in enumerate(whose):
+                given = q[row], prefixes[number], keys[row], values[row], int(filled[row]), d**-0.5, softcap, reach
+                want = definition(*given)
+                worst = max(worst, float((out[row].double() - want).norm() / want.norm()))
+            print(heads, kv_heads, d, d_v, softcap, reach, early, f"{worst:.1e}")
+            assert worst < tolerance
     print("all equal")
 
 
