@@ -4,8 +4,9 @@
         --versions "torch 2.11, triton 3.6, transformers 5.17" --date YYYY-MM-DD [--model NAME]
 
 FOLDER holds lines.jsonl or folders that do; --model names a model whose lines bear the name of a folder. The file is a gzip of one JSON object:
-{"packed": "study 1", "model", "machine", "versions", "date", "groups"}. A group is a task, length and seed: `samples` and `questions` are lists of one length, one entry a question; its `rows` are a method and
-budget with `scores` in that order (null where there is none) and the mean of `kept_entries`. The same lines give the same bytes, in any order.
+{"packed": "study 1", "model", "machine", "versions", "date", "groups"}. A group is a task, length and seed: `samples` and `questions` are lists of
+one length, one entry a question; its `rows` are a method and budget with `scores` in that order (null where there is none) and the mean of
+`kept_entries`. The same lines give the same bytes, in any order.
 """
 
 from __future__ import annotations
