@@ -3,8 +3,8 @@
     python -m benchmarks.question_free.shares LINES [--tasks noise,prose] [--lengths 1536]
         [--recipes "kvzip;two 0.27, 30 % by step/sum=auto-twice;*"] [--against default] [--points] [--by-task] [--targets 0.65,0.85,0.97] [--better]
 
-LINES is a file of benchmarks/question_free/packed.py. --recipes chooses and, behind =, names anew; * are all others. Rows come in the order of
-their mean over the budgets.
+LINES is a file of benchmarks/question_free/packed.py. --recipes chooses and, behind =, names anew; * are all others, and names beside it
+need not be there. Rows come in the order of their mean over the budgets.
 
 A share is the mean of the tasks' means over that of the full cache on the same questions. In brackets stands the difference to the row --against
 and its 95 % interval (dropkv/bench/stats.py), as a part of the full cache's score; with --against full the interval of the share itself. The full
@@ -94,7 +94,7 @@ def study_of(lines: Iterable[Line], tasks: Sequence[str], lengths: Sequence[int]
     if lacking := [task for task in tasks if task not in {line["task"] for line in chosen}]:
         raise UsageError(f"no lines of the task {lacking[0]}: name other --tasks or --lengths")
     known = {line["method"] for line in chosen}
-    if lacking := [name for name in names if name != EVERY and name not in known]:
+    if EVERY not in names and (lacking := [name for name in names if name not in known]):
         raise UsageError(f"no lines of the recipe {lacking[0]!r}: name other --recipes")
     if FULL not in known:
         raise ResultsError("no lines of the full cache: shares are shares of it")

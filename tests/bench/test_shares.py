@@ -253,7 +253,7 @@ def test_what_cannot_be_packed_read_or_chosen_is_one_line(
     lines = row("full", [1.0]) + row("default", [1.0])
     for options, words in (
         (["--tasks", "prose"], "no lines of the task prose"),
-        (["--recipes", "goood;*"], "no lines of the recipe 'goood'"),
+        (["--recipes", "goood;default"], "no lines of the recipe 'goood'"),
         (["--against", "good"], "no row 'good' that was chosen"),
         (["--targets", "0.1,0.2"], "one for each of the 1 budgets"),
     ):
