@@ -39,7 +39,7 @@ Cells = dict[float, dict[Key, float]]  # by budget
 
 @dataclass(frozen=True)
 class Study:
-    """Scores by shown name and budget, those of the full cache apart; documents by task; the seeds they come from."""
+    """Scores by shown name and budget, those of the full cache apart; the seeds that made documents (none made those of written)."""
 
     full: dict[Key, float]
     rows: dict[str, Cells]
@@ -110,7 +110,8 @@ def study_of(lines: Iterable[Line], tasks: Sequence[str], lengths: Sequence[int]
             full.setdefault(key, line["score"])
         elif method in names or EVERY in names:
             rows[names.get(method, method)][line["budget"]].setdefault(key, line["score"])
-    return Study(full, {name: dict(cells) for name, cells in rows.items()}, sorted({line["seed"] for line in chosen}))
+    seeds = sorted({line["seed"] for line in chosen if line["task"] != WRITTEN})
+    return Study(full, {name: dict(cells) for name, cells in rows.items()}, seeds)
 
 
 ORDER = ("task", "length", "seed", "sample", "question", "method", "budget")
@@ -170,9 +171,8 @@ def below(study: Study, content: Mapping[str, str]) -> list[str]:
         for task, own in parts.items()
     )
     full = f"* Full cache: {percent(estimate(study.full))}: {each}." if len(parts) > 1 else f"* Full cache: {each}."
-    seeds = ", ".join(map(str, study.seeds))
-    seeded = f"seed{'s' if len(study.seeds) > 1 else ''} {seeds}"
-    return [full, f"* Documents: {counts}; {seeded}; {content['model']}, {', '.join(content[name] for name in WHERE)}."]
+    seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}; " if study.seeds else ""
+    return [full, f"* Documents: {counts}; {seeds}{content['model']}, {', '.join(content[name] for name in WHERE)}."]
 
 
 def main() -> None:

@@ -173,7 +173,7 @@ def test_written_documents_count_once_and_fewer_documents_are_said(
     lines += [one for seed in (3, 4) for one in row("default", [1.0] * 4 + [0.0] * 4, task="written", seed=seed)]
     lines += row("good", [1.0] * 3 + [0.0], task="written")
     out = printed(tmp_path, monkeypatch, capsys, lines)
-    assert "* Documents: 8 of written; " in out[-1]
+    assert out[-1] == "* Documents: 8 of written; tiny, a machine, torch 1, 2026-01-01."
     assert out[2].startswith("| good (of 4 documents) | 0.750 | 0.750 (-0.25, ")
     assert out[3] == "| default | 0.500 | 0.500 |"
 
