@@ -2,7 +2,8 @@
 
     python benchmarks/results_page.py docs/results.md [--check]
 
-A table of the page begins below a line `<!-- python benchmarks/... -->` and ends at the next empty line. Run it where the repository begins.
+A table of the page begins below a line `<!-- python benchmarks/... -->` or `<!-- python -m benchmarks.... -->` and ends at the next empty line. Where
+the file of benchmarks/lines that a command names is not there yet, its table is `<!-- pending -->`. Run it where the repository begins.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-BEGIN, END = "<!-- python benchmarks/", " -->"
+BEGIN, END = ("<!-- python benchmarks/", "<!-- python -m benchmarks."), " -->"
+LINES = "benchmarks/lines/"
+PENDING = "<!-- pending -->\n"
 
 
 def commands_of(page: str) -> list[str]:
@@ -36,7 +39,14 @@ def renewed(page: str, printed: Callable[[str], str]) -> str:
     return "\n".join(made) + "\n"
 
 
+def waits(command: str, root: Path = Path()) -> bool:
+    """Whether the lines that a command reads are yet to be measured."""
+    return any(word.startswith(LINES) and not (root / word).exists() for word in shlex.split(command))
+
+
 def run(command: str) -> str:
+    if waits(command):
+        return PENDING
     _, *words = shlex.split(command)
     return subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 

@@ -91,7 +91,9 @@ def by_task(scores: Scores, first: Row, budget: float) -> None:
         print(f"| {label(name)} | " + " | ".join(f"{100 * estimate(p).mean:.1f}" if p else "" for p in parts) + " |")
 
 
-def better(scores: Scores, first: Row) -> None:
+def better(scores: Scores, first: Row) -> list[str]:
+    """The cells that are better than the first row beyond their interval, a line for each task and budget."""
+    lines = []
     for budget in budgets_of(scores):
         every = cell_of(scores[first], budget)
         for task in sorted({key[0] for key in every}):
@@ -105,7 +107,9 @@ def better(scores: Scores, first: Row) -> None:
                 if against is not None and against.low > 0:
                     found.append(f"{label(name)} {100 * against.mean:+.1f}")
             if found:
-                print(f"* {task}, {100 * budget:g} % (first row {100 * estimate(base).mean:.1f}): {', '.join(found)}")
+                head = f"* {task}, {100 * budget:g} % (first row {100 * estimate(base).mean:.1f})"
+                lines.append(f"{head}: {', '.join(found)}")
+    return lines or ["* none"]
 
 
 def ordered(scores: Scores, first: Row) -> list[Row]:
@@ -143,7 +147,7 @@ def main() -> None:
     if first not in scores:
         options.exit(1, f"no lines of {given.first} in {given.lines} that were chosen: name another --first\n")
     if given.better:
-        better(scores, first)
+        print(*better(scores, first), sep="\n")
     elif given.by_task is not None:
         by_task(scores, first, given.by_task)
     else:
