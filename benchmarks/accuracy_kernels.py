@@ -1,14 +1,16 @@
-"""Where a GPU's time goes in `dropkv bench accuracy`: wall time of some documents, and its kernels by total time.
+"""Where the time goes in `dropkv bench accuracy` on a GPU: wall time of some documents, its kernels by total time, and Python's functions.
 
     python benchmarks/accuracy_kernels.py PLAN.toml [--task vt] [--length 2048] [--setting question-free] [--samples 32]
 
-Two documents first, so that nothing is compiled later; then the documents timed, then the same again under PyTorch's profiler. One process, about
-40 seconds on an H200. What `benchmarks/accuracy_many.py` needs for a document is bounded from below by the kernels' sum.
+Two documents first, so that nothing is compiled later; then the documents timed, then the same again under PyTorch's profiler, and under Python's. One
+process, about 45 seconds on an H200. What `benchmarks/accuracy_many.py` needs for a document is bounded from below by the kernels' sum.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import pstats
 import tempfile
 import time
 from pathlib import Path
@@ -57,6 +59,8 @@ def main() -> None:
         print(f"{given.samples} documents: {seconds:.1f} s, {peak:.1f} GiB at most", flush=True)
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             run(model, plan(given.samples), Path(folder) / "seen")
+        with cProfile.Profile() as called:
+            run(model, plan(given.samples), Path(folder) / "called")
     totals: dict[str, tuple[int, float]] = {}
     events: Any = seen.profiler.kineto_results.events()
     for event in events:
@@ -66,6 +70,8 @@ def main() -> None:
     print(f"{sum(count for count, _ in totals.values())} kernels, {sum(ns for _, ns in totals.values()) / 1e6:.0f} ms")
     for name, (count, nanoseconds) in sorted(totals.items(), key=lambda item: -item[1][1])[:SHOWN]:
         print(f"{nanoseconds / 1e6:9.1f} ms {count:8d} times {nanoseconds / count / 1e3:8.1f} us  {name[:120]}")
+    pstats.Stats(called).sort_stats("cumulative").print_stats(70)
+    pstats.Stats(called).sort_stats("tottime").print_stats(25)
 
 
 if __name__ == "__main__":

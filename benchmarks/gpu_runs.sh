@@ -5,15 +5,15 @@
 #
 # Seconds on an H200 with 16 cores. Parts that time anything need the machine alone; checks and warm may run beside others.
 #   warm      50  compiles what the timings need
-#   checks   130  the tests of a GPU, the kernels against their definitions first
+#   checks   330  the tests of a GPU, the kernels against their definitions first
 #   scoring   30  window scores, selection, gather; ncu after it
 #   prefill  110  compress against transformers' prefill at 32K and 128K
 #   auto      40  what auto, auto-twice and auto-told cost beside adadropkv
-#   decode    60  variants of the decode attention; then the steps
+#   decode    70  variants of the decode attention; then the steps
 #   loading   35  a file onto the GPU, to the first token
-#   serve     75  dropkv serve under load, in float32 and bfloat16
+#   serve    110  dropkv serve under load, in float32 and bfloat16
 #   speed    100  bench speed, answers at 131,072 tokens
-#   probe     70  the accuracy bench: kernels of one batch, tiles
+#   probe     75  the accuracy bench: kernels and functions of one batch, tiles
 #   accuracy      plans of docs/results.md; SECONDS_LEFT (540) bounds them, what is missing goes on in the next run; LONG=FOLDER: the long model
 #                 RULER_TASKS, NEEDLES_TASKS: some of a plan's
 #   study         benchmarks.question_free on the seed for choosing; STUDY_SECONDS (200); STUDY="more options"
@@ -46,8 +46,8 @@ for part in "$@"; do
         done
         wait ;;
     checks)
-        for dtype in float32 float16 bfloat16; do
-            SHOWN=4 step 100 "check-replay-$dtype" tests/dropkv/check_fused_replay.py "$dtype" cuda &
+        for dtype in float32 float16 bfloat16; do # float32 compiles for minutes
+            SHOWN=4 step 200 "check-replay-$dtype" tests/dropkv/check_fused_replay.py "$dtype" cuda &
         done
         SHOWN=4 step 100 check-select tests/dropkv/check_window_select.py cuda &
         wait
