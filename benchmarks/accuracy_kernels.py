@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy_kernels.py PLAN.toml [--task vt] [--length 2048] [--setting question-free] [--samples 32]
 
-Two documents first, so that nothing is compiled later; then the documents timed, then the same again under PyTorch's profiler, and under Python's. One
+Two documents first, so that nothing is compiled later; then the documents timed, then the same again under PyTorch's profiler, and Python's. One
 process, about 45 seconds on an H200. What `benchmarks/accuracy_many.py` needs for a document is bounded from below by the kernels' sum.
 """
 
