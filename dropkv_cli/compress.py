@@ -66,6 +66,7 @@ DEFAULTS = CompressSettings()
     "--method",
     default=None,
     show_default=f"{DEFAULT_METHOD} with replay, else {WITHOUT_REPLAYS}",
+    envvar="DROPKV_METHOD",
     metavar="NAME",
     shell_complete=offer(names=method_files),
     help=f"How entries are chosen: {', '.join(sorted(method_files()))}.",

@@ -14,6 +14,7 @@ import dropkv
 from dropkv.cache import Prefix
 from dropkv.compression import compress_document
 from dropkv.documents import Document
+from dropkv.errors import ModelError
 from dropkv.fidelity import CUE, PASSAGE, HeldOut, Predictions, compare, hold_out, predict, predict_alone
 from dropkv.methods import get
 from dropkv.models import Model
@@ -217,7 +218,9 @@ def test_likelihoods_that_are_not_finite_are_no_measurement(tmp_path: Any) -> No
     model = tiny.model("llama")
     with torch.no_grad():
         model.network.lm_head.weight[0, 0] = torch.inf
-    made = dropkv.compress(TEXT, model=model, budget=0.5, chunk=32)
+    with pytest.raises(ModelError, match="use another --dtype or --method auto-once"):  # nats would be none
+        dropkv.compress(TEXT, model=model, budget=0.5, chunk=32)
+    made = dropkv.compress(TEXT, model=model, budget=0.5, chunk=32, method="auto-once")
     made.save(tmp_path / "made.kv")
     assert made.report.fidelity is None and read_header(tmp_path / "made.kv").metadata.fidelity is None
     assert made.report.fidelity_missing == "the model's predictions are not finite"
