@@ -30,7 +30,8 @@ class CompressSettings:
     """How one document is compressed.
 
     budget: a float in (0, 1] is a fraction of the document's tokens, an int >= 1 the entries kept per KV head. method: a name of
-    docs/methods.md; None becomes that of `default_method`, so that settings once made always have one.
+    docs/methods.md; None becomes that of `default_method`, so that settings once made always have one; a replacement for another observer has to name
+    it again, or None.
     observe: replay, tail, question:TEXT (the one that will be asked) or questions:FILE (one a line). window: observation queries of tail and
     question. chunk: tokens of the document that one replay repeats.
     pool: size of the pooling kernel in tokens (odd, 1 = none), None = what method and observer say. alpha: share of the budget that the
