@@ -3,7 +3,8 @@
     python benchmarks/cpu_path.py [--tokens 2048] [--repeat 5] [--model smollm2-135m]
 
 plain:  transformers' own forward call (sdpa, logits of the last token only, no cache)
-tail, replay:  seconds.prefill + seconds.score of `dropkv compress`, selection included, 25 % kept
+tail, replay, auto:  seconds.prefill + seconds.score of `dropkv compress`, selection included, 25 % kept: by adadropkv with both observers, and
+by the default method
 open + first:  reading and checking the file, then the first token of an answer to a short question
 """
 
@@ -64,7 +65,8 @@ def main() -> None:
     given = options.parse_args()
     model = load_model(given.model, device="cpu")
     text = " ".join(WORDS[(7 * i + i // 5) % len(WORDS)] for i in range(2 * given.tokens))
-    settings = {name: CompressSettings(budget=0.25, observe=name) for name in ("tail", "replay")}
+    settings = {name: CompressSettings(budget=0.25, observe=name, method="adadropkv") for name in ("tail", "replay")}
+    settings["auto"] = CompressSettings(budget=0.25)
     tokens = model.tokenizer(text, add_special_tokens=False).input_ids[: given.tokens - 40]
     document = Document.of(model.tokenizer.decode(tokens), "benchmark")
     compressed = {name: compress_document(model, document, chosen) for name, chosen in settings.items()}
@@ -78,7 +80,7 @@ def main() -> None:
     def opened(path: Path) -> None:
         load(path, model=model).ask(QUESTION, Sampling(max_new_tokens=1))
 
-    times: dict[str, list[float]] = {"plain": [], "tail": [], "replay": [], "open + first": []}
+    times: dict[str, list[float]] = {"plain": [], "tail": [], "replay": [], "auto": [], "open + first": []}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "benchmark.kv"
         size = compressed["replay"].save(path)

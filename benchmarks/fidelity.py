@@ -1,13 +1,14 @@
 """Does the fidelity of a file tell whether questions to it are answered? Files are ranked by both.
 
-    python benchmarks/fidelity.py [--documents 10] [--files replay:0.05,0.1,0.2,0.35,0.6 tail:0.2,0.6] [--seed 3] [--model smollm2-135m]
+    python benchmarks/fidelity.py [--documents 10] [--files replay:0.05,0.1,0.2,0.35,0.6 tail:0.2,0.6] [--seed 3] [--method NAME]
+                                  [--model smollm2-135m]
 
 Documents of 640 to 1,024 tokens with the facts of the task five-facts in four kinds of text by turns (Python's help texts, a story, one
 paragraph over and over, a licence), five questions each, asked as the bench asks them (greedy). All budgets of a document and observer
-come from one prefill, kept by what `dropkv compress` keeps with. Printed are a line for each file; the rank correlations (Spearman, ties share
-their mean rank) of every number that fidelity has with the share of right answers, over all files, over those of one observer, and as the
-mean over the files of one budget and observer (which says what fidelity knows beyond the budget); and the accuracy of the files between two
-marks of kept_information.
+come from one prefill, kept by the method that `dropkv compress` takes or another (--method). Printed are a line for each file; the rank
+correlations (Spearman, ties share their mean rank) of every number that fidelity has with the share of right answers, over all files, over those
+of one observer, and as the mean over the files of one budget and observer (which says what fidelity knows beyond the budget); and the accuracy
+of the files between two marks of kept_information.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from dropkv.cache import Prefix, Tail
 from dropkv.compression import resolve_method
 from dropkv.fidelity import compare, hold_out, predict, predict_alone
 from dropkv.generate import Session, Stream
-from dropkv.keeper import Keeper
+from dropkv.keeper import Keeper, Stands
 from dropkv.methods import LayerContext, LayerScores
 from dropkv.models import Model
 from dropkv.observers import observe
@@ -84,8 +85,10 @@ class File:
         return float(values[name] or 0.0)
 
 
-def files(model: Model, seam: Seam, task: Task, index: int, seed: int, cells: dict[str, list[float]]) -> Iterator[File]:
-    """All files of one document; cells: the budgets of each observer."""
+def files(
+    model: Model, seam: Seam, task: Task, index: int, seed: int, cells: dict[str, list[float]], named: str | None
+) -> Iterator[File]:
+    """All files of one document; cells: the budgets of each observer; named: the method, None for the observer's own."""
     head = len(seam.head_ids)
     (sample,) = task.samples(model.tokenizer, LENGTHS[index % len(LENGTHS)], 1, 1000 * seed + index, head_tokens=head)
     ids = [*seam.head_ids, *sample.document_ids]
@@ -93,12 +96,18 @@ def files(model: Model, seam: Seam, task: Task, index: int, seed: int, cells: di
     assert held is not None
     alone = None
     for observer, budgets in cells.items():
-        settings = CompressSettings(observe=observer)
+        settings = CompressSettings(observe=observer, method=named)
         method = resolve_method(settings, head)
         counts = [kept_count(budget, len(ids), len(method.forced(len(ids)))) for budget in budgets]
         words = Words.of(model.tokenizer, ids, model.device)
-        keepers = [Keeper(method, count, len(ids), model.geometry, words) for count in counts]
-        reading = read(model, ids, observe(settings, seam, ids, head), Keepers(keepers), held=held)
+        observation = observe(settings, seam, ids, head)
+        standing = None
+        if method.reads_twice:
+            stands = Stands(len(ids), told="told" in method.needs)
+            read(model, ids, observation, stands)
+            standing = stands.standing()
+        keepers = [Keeper(method, count, len(ids), model.geometry, words, standing) for count in counts]
+        reading = read(model, ids, observation, Keepers(keepers), held=held)
         assert reading.predictions is not None
         for budget, keeper in zip(budgets, keepers, strict=True):
             prefix = Prefix(keeper.finish(), model.geometry, len(ids))
@@ -171,6 +180,7 @@ def main() -> None:
     options.add_argument("--documents", type=int, default=10)
     options.add_argument("--files", nargs="+", default=["replay:0.05,0.1,0.2,0.35,0.6", "tail:0.2,0.6"])
     options.add_argument("--seed", type=int, default=3)
+    options.add_argument("--method", help="of all files; left out, what compress takes with the observer")
     options.add_argument("--model", default="smollm2-135m")
     given = options.parse_args()
     model = load_model(given.model)
@@ -180,7 +190,9 @@ def main() -> None:
         observer, _, budgets = part.partition(":")
         cells[observer] = [float(budget) for budget in budgets.split(",")]
     made: list[File] = []
-    print(f"{given.model}, {TASK}, {given.documents} documents, seed {given.seed}")
+    print(
+        f"{given.model}, {TASK}, {given.documents} documents, seed {given.seed}, {given.method or 'the default methods'}"
+    )
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         repeated = Path(folder) / "repeated.txt"
@@ -188,7 +200,7 @@ def main() -> None:
         essays = (None, ROOT / "examples/dark-lamp.md", repeated, ROOT / "LICENSE")
         tasks = [get(TASK, essay=None if essay is None else str(essay)) for essay in essays]
         for index in range(given.documents):
-            for file in files(model, seam, tasks[index % len(tasks)], index, given.seed, cells):
+            for file in files(model, seam, tasks[index % len(tasks)], index, given.seed, cells, given.method):
                 made.append(file)
                 numbers = " ".join(f"{name} {value}" for name, value in file.fidelity.items() if name != "kind")
                 print(

@@ -72,7 +72,7 @@ def main() -> None:
     given = options.parse_args()
     model = load_model(given.model, device=given.device)
     document = Document.of(Path(given.document).read_text(encoding="utf-8"), given.document)
-    compression = compress_document(model, document, CompressSettings(budget=given.budget))
+    compression = compress_document(model, document, CompressSettings(budget=given.budget, method="adadropkv"))
     session, layers = compression.session(), compression.layers
     cells = [(kind, keys, values) for kind, groups in GROUPS.items() for keys, values in groups]
     others = [coded(session.prefix, layers, model.device, model.dtype, *cell) for cell in cells]

@@ -44,7 +44,9 @@ def main() -> None:
     options.add_argument("--budget", type=float, default=0.25)
     given = options.parse_args()
     model = dropkv.load_model(given.model, dtype=given.dtype, device=given.device)
-    made = dropkv.compress(Path(given.document).read_text(), model=model, budget=given.budget, fidelity=False)
+    made = dropkv.compress(
+        Path(given.document).read_text(), model=model, budget=given.budget, method="adadropkv", fidelity=False
+    )
     kv = KVFile(made.session(), made.metadata, 0.0)
     questions = [f"{QUESTIONS[number % len(QUESTIONS)]} ({number})" for number in range(given.questions)]
     sampling = Sampling(max_new_tokens=given.max_new_tokens)

@@ -24,7 +24,7 @@ from dropkv.models import Model
 from dropkv.observers import Observation, observe
 from dropkv.prefill import Prefilled, prefill
 from dropkv.prompts import Seam, question_list
-from dropkv.settings import CompressSettings, Sampling
+from dropkv.settings import WITHOUT_REPLAYS, CompressSettings, Sampling
 from dropkv.words import Words
 from formats import BudgetInfo, DocumentInfo, LayerEntries, LayerInfo, Metadata, Quantization, write_file
 from formats.errors import printable
@@ -219,10 +219,13 @@ def _too_long(document: Document, tokens: int, limit: int, model: Model, setting
 
 def resolve_method(settings: CompressSettings, head_tokens: int) -> Method:
     """The method as observer and options leave it (METHODS, "What an observer changes"). Raises UsageError for an unknown one."""
+    assert settings.method is not None  # since the settings were made
     method = methods.get(settings.method)
     kind = settings.observe.partition(":")[0]
     if "replay" in method.needs and kind != "replay":
-        raise UsageError(f"method {method.name} observes with replays alone: use --observe replay")
+        raise UsageError(
+            f"method {method.name} observes with replays alone: use --observe replay, or --method {WITHOUT_REPLAYS}"
+        )
     if kind in ("replay", "questions"):
         method = method.under_replay(head_tokens)
     if settings.pool is not None:
@@ -275,8 +278,9 @@ def compress_document(
     progress: Callable[[int, int], None] | None = None,
     expect: Callable[[int], None] | None = None,
 ) -> Compression:
-    """Read the document once, keep what matters, and measure what that changes. progress(done, total) is called after every layer; both count
-    the document's tokens once for each layer. expect(bytes) is called before the model reads anything, with the memory it will take at most.
+    """Read the document, keep what matters, and measure what that changes. progress(done, total) is called after every layer; both count
+    the document's tokens once for each layer of every reading. expect(bytes) is called before the model reads anything, with the memory it will
+    take at most.
 
     Raises DocumentError, BudgetError, UsageError, ModelError.
     """

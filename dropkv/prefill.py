@@ -79,7 +79,7 @@ def prefill(
     standing: Tensor | None = None
     told: Tensor | None = None
     weighed, plain = "told" in method.needs and weighs(observation), 0.0
-    readings = 1 + method.reads_twice + weighed
+    readings = method.readings(weighed=weighed)
     if weighed:
         started = time.perf_counter()
         size = _slice(model, document, observation, [method]) if slice_tokens is None else slice_tokens

@@ -12,7 +12,8 @@ from formats.errors import printable
 from formats.grids import KINDS
 
 OBSERVERS = ("replay", "tail", "question:TEXT", "questions:FILE")
-DEFAULT_METHOD = "adadropkv"
+DEFAULT_METHOD = "auto"  # with replays, which say what token a query predicts
+WITHOUT_REPLAYS = "adadropkv"  # with every other observer
 MOST = 1 << 30  # tokens, more than any document has
 EXAMPLES = {
     "question": "question:TEXT, such as 'question:Who is the killer?'",
@@ -28,7 +29,9 @@ WORDS_OF = {"int": "a whole number", "float": "a number", "str": "a text", "bool
 class CompressSettings:
     """How one document is compressed.
 
-    budget: a float in (0, 1] is a fraction of the document's tokens, an int >= 1 the entries kept per KV head.
+    budget: a float in (0, 1] is a fraction of the document's tokens, an int >= 1 the entries kept per KV head. method: a name of
+    docs/methods.md; None becomes that of `default_method`, so that settings once made always have one; a replacement for another observer has to name
+    it again, or None.
     observe: replay, tail, question:TEXT (the one that will be asked) or questions:FILE (one a line). window: observation queries of tail and
     question. chunk: tokens of the document that one replay repeats.
     pool: size of the pooling kernel in tokens (odd, 1 = none), None = what method and observer say. alpha: share of the budget that the
@@ -41,7 +44,7 @@ class CompressSettings:
     """
 
     budget: float | int = 0.25
-    method: str = DEFAULT_METHOD
+    method: str | None = None
     observe: str = "replay"
     window: int = 8
     pool: int | None = None
@@ -58,6 +61,8 @@ class CompressSettings:
     def __post_init__(self) -> None:
         check_budget(self.budget)
         _check_types(self)
+        if self.method is None:
+            object.__setattr__(self, "method", default_method(self.observe))
         if self.kv_dtype not in KV_DTYPES:
             raise UsageError(f"unknown kv-dtype {self.kv_dtype!r}: use one of {', '.join(KV_DTYPES)}")
         low, high = ZSTD_LEVELS
@@ -82,11 +87,16 @@ class CompressSettings:
             raise UsageError(f"chunks of {self.chunk} tokens repeat nothing: use --chunk 1 or more")
 
 
+def default_method(observe: str) -> str:
+    """The method that is meant where none is named, with an observer."""
+    return DEFAULT_METHOD if observe == "replay" else WITHOUT_REPLAYS
+
+
 class CompressOptions(TypedDict, total=False):
     """The fields of CompressSettings as keyword arguments, for type checkers and editors."""
 
     budget: float | int
-    method: str
+    method: str | None
     observe: str
     window: int
     pool: int | None

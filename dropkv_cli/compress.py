@@ -9,7 +9,7 @@ import click
 
 from dropkv.errors import DropkvError, UsageError
 from dropkv.method_names import method_file, method_files
-from dropkv.settings import KV_DTYPES, CompressSettings
+from dropkv.settings import DEFAULT_METHOD, KV_DTYPES, WITHOUT_REPLAYS, CompressSettings
 from dropkv_cli.compressed import Job, foretell, report_estimate, report_failure, report_result, sum_up
 from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import (
@@ -64,8 +64,9 @@ DEFAULTS = CompressSettings()
 )
 @click.option(
     "--method",
-    default=DEFAULTS.method,
-    show_default=True,
+    default=None,
+    show_default=f"{DEFAULT_METHOD} with replay, else {WITHOUT_REPLAYS}",
+    envvar="DROPKV_METHOD",
     metavar="NAME",
     shell_complete=offer(names=method_files),
     help=f"How entries are chosen: {', '.join(sorted(method_files()))}.",
@@ -246,6 +247,7 @@ def _check_settings(settings: CompressSettings) -> None:
     """An unknown method, a system text that is none, or a questions file that cannot be read, before anything slow is imported."""
     from dropkv.observers.questions import read_questions
 
+    assert settings.method is not None  # since the settings were made
     method_file(settings.method)
     kind, _, rest = settings.observe.partition(":")
     if kind == "questions":
@@ -271,14 +273,15 @@ def _check_system(model: Model, settings: CompressSettings) -> None:
 
 def _one(model: Model, target: Target, document: Document, job: Job, load_seconds: float, place: str) -> int:
     """Compress one document, or estimate it; gives the bytes of its file."""
-    from dropkv.compression import compress_document, estimate
+    from dropkv.compression import compress_document, estimate, resolve_method
 
     if job.dry_run:
         sizes = estimate(model, document, job.settings)
         report_estimate(sizes, model, target, job)
         return sizes.file_bytes
     started = time.perf_counter()
-    with progress_bar(place + document.name, len(model.geometry)) as progress:
+    readings = resolve_method(job.settings, 0).readings()
+    with progress_bar(place + document.name, len(model.geometry), readings) as progress:
         compression = compress_document(
             model, document, job.settings, progress=progress, expect=lambda needed: foretell(model, document, needed)
         )

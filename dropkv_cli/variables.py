@@ -32,7 +32,9 @@ def give_variables(command: click.Command, verb: str) -> None:
 
 
 def variable(option: click.Option, verb: str) -> str | None:
-    """The name of an option's variable, None for an option that has none."""
+    """The name of an option's variable, None for an option that has none; one that the option itself names stays."""
+    if isinstance(option.envvar, str):
+        return option.envvar
     word = long_name(option)
     if word in NEVER or (verb == "bench" and word not in BENCH):
         return None

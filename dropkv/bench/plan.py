@@ -28,7 +28,16 @@ class AccuracyPlan:
 
     tasks: tuple[str, ...] = ("noise", "prose", "four-keys")
     lengths: tuple[int, ...] = (1536,)
-    methods: tuple[str, ...] = ("adadropkv", "dropkv", "snapkv", "full", "random", "no-document", "random-answer")
+    methods: tuple[str, ...] = (
+        "auto",
+        "adadropkv",
+        "dropkv",
+        "snapkv",
+        "full",
+        "random",
+        "no-document",
+        "random-answer",
+    )
     budgets: tuple[float, ...] = (0.05, 0.1, 0.25, 0.5)
     observers: tuple[str, ...] = ("replay", "tail")
     settings: tuple[Setting, ...] = ("question-free",)

@@ -13,14 +13,15 @@ from dropkv_cli.shells import offer_list
 
 
 def list_option(
-    defaults: object, name: str, help: str, names: Callable[[], Iterable[str]] = tuple
+    defaults: object, name: str, help: str, names: Callable[[], Iterable[str]] = tuple, *, unset: str | None = None
 ) -> Callable[[Any], Any]:
-    """An option of values with commas between, for a field of a plan; names: what completion offers."""
+    """An option of values with commas between, for a field of a plan; names: what completion offers; unset: what None means, where the plan
+    finds a value of its own."""
     shown = ",".join(map(str, getattr(defaults, name)))
     return click.option(
         f"--{name.replace('_', '-')}",
-        default=shown,
-        show_default=True,
+        default=shown if unset is None else None,
+        show_default=unset or True,
         metavar="A,B,..",
         shell_complete=offer_list(names),
         help=help,

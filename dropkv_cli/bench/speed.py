@@ -51,7 +51,13 @@ def _shape_names() -> list[str]:
 @list_option(DEFAULTS, "lengths", "Document tokens, template head included.")
 @list_option(DEFAULTS, "budgets", "Shares of the tokens that are kept.")
 @list_option(DEFAULTS, "batch_sizes", "Questions that are answered at once.")
-@list_option(DEFAULTS, "methods", "Methods; full keeps everything in a file.", _method_names)
+@list_option(
+    DEFAULTS,
+    "methods",
+    "Methods; full keeps everything in a file.",
+    _method_names,
+    unset="what compress takes with these observers",
+)
 @list_option(DEFAULTS, "observers", "Observers of compressing; files are made with the first.", lambda: OBSERVERS)
 @list_option(DEFAULTS, "sides", f"{' or '.join(SIDES)}: what is measured.", lambda: SIDES)
 @count_option(DEFAULTS, "repeat", "Runs of each cell, whose medians are shown; one more before them warms up.")
@@ -84,7 +90,7 @@ def command(
         from dropkv.bench.speed.shapes import check_shape
 
         check_shape(shape)
-    for method in plan.methods:
+    for method, _ in plan.cells:
         method_file(method)
     import_compiler()
     from dropkv.bench.speed.run import lines_of, open_results, run_speed
@@ -112,7 +118,7 @@ def command(
 
 
 def _value(name: str, value: Any) -> Any:
-    if not isinstance(getattr(DEFAULTS, name), tuple):
+    if value is None or not isinstance(getattr(DEFAULTS, name), tuple):
         return value
     parts = parts_of(value)
     if name in ("lengths", "batch_sizes"):

@@ -218,14 +218,16 @@ def test_speed_has_a_line_per_cell_goes_on_and_is_reported(dropkv: Dropkv, model
         ("compress", "transformers", "none", None),
         ("compress", "adadropkv", "tail", None),
         ("compress", "adadropkv", "replay", None),
+        ("compress", "auto", "replay", None),
         ("answer", "transformers", "none", 1),
         ("answer", "adadropkv", "tail", 1),
+        ("answer", "auto", "replay", 1),
     ]
     kept = (tmp_path / "r" / "speed.jsonl").read_bytes()
     again = dropkv(*run, "--batch-sizes", "1,2")
     grown = (tmp_path / "r" / "speed.jsonl").read_bytes()
-    assert grown.startswith(kept) and grown.count(b"\n") == 7  # two lines for the new batch size
-    assert "first token s" in again.out and "adadropkv (replay)" in again.out and again.err.count("answer, ") == 2
+    assert grown.startswith(kept) and grown.count(b"\n") == 10  # three lines for the new batch size
+    assert "first token s" in again.out and "auto (replay)" in again.out and again.err.count("answer, ") == 3
     assert dropkv("bench", "report", tmp_path / "r").code == 0
     assert '<h2 id="speed">' in (tmp_path / "r" / "report.html").read_text()
 

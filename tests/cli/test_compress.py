@@ -36,7 +36,7 @@ def test_json_record(dropkv: Dropkv, document: Path, model: Path) -> None:
     header = read_header(output)
     tokens = header.metadata.document.tokens
     assert record["file"] == str(output) and record["model"] == model.name
-    assert (record["method"], record["observer"], record["budget"]) == ("adadropkv", "replay", 0.5)
+    assert (record["method"], record["observer"], record["budget"]) == ("auto", "replay", 0.5)
     assert record["document_tokens"] == tokens and record["truncated_from"] is None
     assert record["document"] == str(document)
     assert record["full_entries"] == tokens * 3 * 2

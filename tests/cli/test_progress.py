@@ -34,6 +34,21 @@ def test_a_bar_with_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None
     assert shown.getvalue().endswith("\r") and shown.getvalue().split("\r")[-2].strip() == ""  # gone when it is done
 
 
+def test_a_document_that_is_read_several_times_says_which_time_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    now = [1000.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    with progress.progress_bar("book.txt", layers=2, readings=3) as report:
+        assert report is not None and "book.txt, reading 1 of 3:   0%" in shown.getvalue()
+        for done, words in enumerate(
+            ("1 of 3:  17%", "2 of 3:  33%", "2 of 3:  50%", "3 of 3:  67%", "3 of 3:  83%", "3 of 3: 100%"), 1
+        ):
+            now[0] += 10
+            report(80 * done, 480)
+            assert f"book.txt, reading {words}" in shown.getvalue().split("\r")[-1]
+
+
 def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = io.StringIO()
     monkeypatch.setattr(sys, "stderr", silent)

@@ -39,7 +39,9 @@ def running(*arguments: object) -> Iterator[tuple[subprocess.Popen[bytes], dict[
 def patient(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model with room for long answers, and a file of it."""
     model, folder = make_model(max_position_embeddings=65536), tmp_path_factory.mktemp("patient")
-    made = dropkv.compress(TEXT, model=str(model), name="harbour.txt", chunk=32, budget=0.5, fidelity=False)
+    made = dropkv.compress(
+        TEXT, model=str(model), name="harbour.txt", chunk=32, budget=0.5, method="adadropkv", fidelity=False
+    )
     made.save(folder / "harbour.kv")
     return model, folder / "harbour.kv"
 

@@ -38,7 +38,7 @@ def test_a_shrunk_file_is_the_compressed_one(dropkv: Dropkv, kv: Path, model: Pa
     before, after = read_header(kv).metadata, read_header(small).metadata
     assert set(record) == KEYS and record["seconds"]["total"] > 0
     assert (record["file"], record["source"], record["model"]) == (str(small), str(kv), model.name)
-    assert (record["method"], record["observer"]) == ("adadropkv", "replay")
+    assert (record["method"], record["observer"]) == ("auto", "replay")
     assert str(record["budget"]) == budget and record["kept"] == after.budget.kept < before.budget.kept
     assert record["kept_entries"] == sum(layer.entries for layer in after.layers) == 3 * 2 * after.budget.kept
     assert record["entries_before"] == 3 * 2 * before.budget.kept

@@ -188,7 +188,7 @@ def test_models_that_are_none(made):
         ("pool", "3", "pool is '3': give a whole number or None"),
         ("alpha", "0.2", "alpha is '0.2': give a number or None"),
         ("observe", None, "observe is None: give a text"),
-        ("method", 1, "method is 1: give a text"),
+        ("method", 1, "method is 1: give a text or None"),
         ("fidelity", "no", "fidelity is 'no': give True or False"),
         ("seed", True, "seed is True: give a whole number"),
     ],

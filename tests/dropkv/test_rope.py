@@ -90,7 +90,7 @@ def test_a_document_too_near_the_limit(tiny_llama: Model) -> None:
     line = str(caught.value)
     assert f"near.txt: {tokens} tokens, and the RoPE of tiny-phi3 changes behind 200 and replay takes" in line
     assert "(documents of more than 200 fit as well), use --truncate, a smaller --chunk" in line and "\n" not in line
-    assert plan(model, document, replace(settings, observe="tail")).tokens == tokens <= 200 - 25
+    assert plan(model, document, replace(settings, observe="tail", method=None)).tokens == tokens <= 200 - 25
     cut = plan(model, document, replace(settings, truncate=True))
     assert cut.tokens + cut.observation.longest_probe == 200 and cut.truncated_from == tokens
     longer = plan(model, Document.of(TEXT * 12), settings)

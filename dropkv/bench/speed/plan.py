@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dropkv.errors import UsageError
+from dropkv.settings import default_method
 
 Side = Literal["compress", "answer"]
 
@@ -16,13 +17,14 @@ OBSERVERS = ("tail", "replay")
 @dataclass(frozen=True)
 class SpeedPlan:
     """One run. lengths: document tokens, template head included. batch_sizes: questions answered at once. answer_tokens: of each answer, the
-    first one included. repeat: runs of every cell behind one that warms up; figures are their medians. Raises UsageError.
+    first one included. methods: None becomes what `compress` takes with these observers. repeat: runs of every cell behind one that warms up;
+    figures are their medians. Raises UsageError.
     """
 
     lengths: tuple[int, ...] = (1024, 2048)
     budgets: tuple[float, ...] = (0.05,)
     batch_sizes: tuple[int, ...] = (1, 4)
-    methods: tuple[str, ...] = ("adadropkv",)
+    methods: tuple[str, ...] | None = None
     observers: tuple[str, ...] = OBSERVERS
     sides: tuple[Side, ...] = SIDES
     repeat: int = 3
@@ -32,7 +34,9 @@ class SpeedPlan:
     window: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("lengths", "budgets", "batch_sizes", "methods", "observers", "sides"):
+        if self.methods is None:
+            object.__setattr__(self, "methods", tuple(default_method(observer) for observer in self.observers))
+        for name in ("lengths", "budgets", "batch_sizes", "observers", "methods", "sides"):
             if not getattr(self, name):
                 raise UsageError(f"a bench without {name.replace('_', ' ')} measures nothing: name at least one")
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
@@ -54,6 +58,6 @@ class SpeedPlan:
         """Methods and budgets; `full` keeps everything at any budget and stands there once."""
         return [
             (method, budget)
-            for method in self.methods
+            for method in self.methods or ()
             for budget in ((1.0,) if method == "full" else self.budgets)
         ]  # fmt: skip
