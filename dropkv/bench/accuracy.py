@@ -61,6 +61,11 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note,
                 f"use --lengths {positions - 128} or less"
             )
     results.machine = machine(model)
+    with results.writing():
+        return _run_tasks(model, seam, plan, results, note, pace)
+
+
+def _run_tasks(model: Model, seam: Seam, plan: AccuracyPlan, results: Results, note: Note, pace: Pace | None) -> bool:
     for name in plan.tasks:
         try:
             task = get_task(name, data=plan.data, essay=plan.essay)

@@ -104,9 +104,10 @@ def command(
     if measured is None:
         from dropkv.models import load_model
 
-        waiting(f"loading {chosen.model} ...")
-        measured = load_model(chosen.model, revision=revision, dtype=dtype, device=device, note=say)
-        run_accuracy(measured, able, results, say)
+        with results.writing():
+            waiting(f"loading {chosen.model} ...")
+            measured = load_model(chosen.model, revision=revision, dtype=dtype, device=device, note=say)
+            run_accuracy(measured, able, results, say)
     lines = lines_of(measured, chosen, results)
     if as_json:
         for line in lines:
