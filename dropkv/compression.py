@@ -187,7 +187,7 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
     if method.keeps_all:
         kept = len(ids)
     else:
-        check_forced(settings.budget, len(ids), forced)
+        check_forced(settings.budget, len(ids), forced, document.name)
         kept = kept_count(settings.budget, len(ids), forced)
     held = None
     if settings.fidelity:

@@ -14,6 +14,7 @@ from dropkv.bench.results import Results
 from dropkv.bench.speed.machine import machine
 from dropkv.bench.tasks import Sample, Task
 from dropkv.bench.tasks import get as get_task
+from dropkv.budgets import counted_entries
 from dropkv.devices import refuse_spread
 from dropkv.errors import UsageError
 from dropkv.models import Model
@@ -38,7 +39,7 @@ def check_budgets(plan: AccuracyPlan, head_tokens: int) -> None:
                 forced = len(method.forced(length))
                 if not method.keeps_all and int(cell.budget * length) < forced:
                     raise UsageError(
-                        f"budget {cell.budget:g} of length {length} is {int(cell.budget * length)} entries and {cell.method} always keeps "
+                        f"budget {cell.budget:g} of length {length} is {counted_entries(int(cell.budget * length))} and {cell.method} always keeps "
                         f"{forced}: use --lengths {math.ceil(forced / cell.budget)} or more, or larger --budgets"
                     )
 
