@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dropkv.bench.plan import read_plan
+from dropkv.bench.plan import make_plan, read_plan
 from dropkv.bench.results import Results
 from tests.cli.conftest import ROOT, TEXT, Dropkv, Result
 
@@ -222,6 +223,26 @@ def test_one_run_writes_into_a_folder_while_others_read_it(
         refused.failed_with(1, f"another run writes into {folder}: wait until it has ended, or name another folder")
         assert dropkv(*run, model, "--samples", "2", "--json").records == measured[1].records
         assert dropkv("bench", "report", folder).code == 0
+
+
+def test_documents_are_counted_once_for_each_task_and_setting(model: Path, tmp_path: Path) -> None:
+    from dropkv.bench.accuracy import run_accuracy
+    from dropkv.models import load_model
+
+    plan = make_plan(tasks="noise", lengths=256, methods=["full"], samples=3, batch=2, model=str(model))
+    loaded, seen = load_model(str(model)), []
+
+    def told(*counts: int) -> None:
+        if counts not in seen:
+            seen.append(counts)
+
+    run_accuracy(loaded, plan, Results(tmp_path), print, progress=told)
+    assert seen == [(0, 0, 3), (2, 0, 3), (3, 0, 3)]
+    seen.clear()
+    more = replace(plan, samples=5, settings=("question-free", "question-aware"))
+    run_accuracy(loaded, more, Results(tmp_path), print, progress=told)
+    want = [(0, 0), (0, 2), (0, 3), (1, 3), (2, 3), (4, 3), (6, 3), (7, 3)]
+    assert seen == [(*counts, 10) for counts in want]
 
 
 def test_tasks(dropkv: Dropkv) -> None:
