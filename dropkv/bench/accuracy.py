@@ -74,9 +74,7 @@ def run_accuracy(
     """Measure every cell of the plan that the results do not hold yet; False when `pace` has ended the run before that.
 
     note is told about skipped tasks and those that are done; pace is asked before every batch, progress told after it.
-
-    Raises UsageError for unknown names, for lengths beyond the
-    model's context and for budgets that hold no more than what is always kept.
+    Raises UsageError for unknown names, for lengths beyond the model's context and for budgets that hold no more than what is always kept.
     """
     plan.check_methods()
     refuse_spread(model)
