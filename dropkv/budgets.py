@@ -36,13 +36,22 @@ def kept_count(budget: float | int, n: int, forced: int) -> int:
     return max(1, min(forced, n), min(_asked(budget, n), n))
 
 
-def check_forced(budget: float | int, n: int, forced: int) -> None:
-    """Raise BudgetError when the budget asks for fewer entries than are always kept (a document shorter than those keeps everything)."""
+def counted_entries(count: int) -> str:
+    """A number of entries in words."""
+    return "1 entry" if count == 1 else f"{count} entries"
+
+
+def check_forced(budget: float | int, n: int, forced: int, shown: str = "") -> None:
+    """Raise BudgetError when the budget asks for fewer entries than are always kept (a document shorter than those keeps everything).
+
+    shown: the document's name for the message.
+    """
     asked = _asked(budget, n)
     least = min(forced, n)
     if asked < least:
+        where = f"{shown}: " if shown else ""
         raise BudgetError(
-            f"budget {budget} is {asked} entries per head of {n} tokens, fewer than the {least} that are always kept: "
+            f"{where}budget {budget} is {counted_entries(asked)} per head of {n} tokens, fewer than the {least} that are always kept: "
             f"use --budget {least} or more, or 1.0 to keep everything"
         )
 

@@ -32,6 +32,7 @@ from formats.quantized import describe as describe_codes
 from formats.quantized import entry_bytes, quantize
 
 QUESTION_ROOM = 320  # positions left free behind a document: a question and an answer of the default length (an eighth of short contexts)
+ALPHA_RULES = ("head-adaptive", "model-wide", "two orders")  # those that give every head a part alike
 NOT_WANTED = "not asked for"  # why a fidelity is missing
 NO_PASSAGE = "the document is a single token, or leaves no room behind it for one of its passages"
 NOT_FINITE = "the model's predictions are not finite"
@@ -187,7 +188,7 @@ def plan(model: Model, document: Document, settings: CompressSettings) -> Plan:
     if method.keeps_all:
         kept = len(ids)
     else:
-        check_forced(settings.budget, len(ids), forced)
+        check_forced(settings.budget, len(ids), forced, document.name)
         kept = kept_count(settings.budget, len(ids), forced)
     held = None
     if settings.fidelity:
@@ -380,7 +381,7 @@ def _metadata(
             asked=settings.budget,
             kept=planned.kept,
             rule=method.rule + (", two stages" if method.two_stages else ", newest half" if method.recent_half else ""),
-            alpha=method.alpha if method.rule in ("head-adaptive", "model-wide", "two orders") else None,
+            alpha=method.alpha if method.rule in ALPHA_RULES else None,
             forced_first=method.forced_first,
             forced_last=method.forced_last,
             nested=method.nested,

@@ -74,7 +74,7 @@ class Asker:
         self.saved = 0  # turns that are in a file
         self.ended = False  # by /quit
         self.editor: Any = None  # what gives input() editing and a history
-        self.streaming = sys.stdout.isatty() and not as_json
+        self.on_terminal = sys.stdout.isatty() and not as_json
 
     def resume(self, path: str) -> None:
         """Go on with a saved conversation. Raises QuestionError, IdentityError."""
@@ -141,7 +141,7 @@ class Asker:
                 typed = self._typed()
                 if pressed and not typed:
                     raise
-                (result if self.streaming else say)("")
+                (result if self.on_terminal else say)("")
                 if typed:
                     continue
                 pressed = True
@@ -159,7 +159,7 @@ class Asker:
             except (DropkvError, FormatError) as error:
                 complain(str(error))
             except KeyboardInterrupt:
-                (result if self.streaming else say)("")
+                (result if self.on_terminal else say)("")
 
     def obey(self, name: str, rest: str = "") -> bool:
         """Do what a command of the prompt says; False ends the prompt. Raises UsageError, and what saving raises."""
@@ -184,17 +184,23 @@ class Asker:
         return True
 
     def answer(self, question: str) -> None:
-        """Print one answer: piece by piece on a terminal, whole otherwise. Ctrl-C leaves a conversation as far as it has come."""
+        """Print one answer piece by piece, as JSON whole. Ctrl-C leaves a conversation, and a file, as far as the answer has come."""
         stream = self.source.stream(question, self.sampling)
+        begun = False
         try:
-            if self.streaming:
+            if not self.as_json:
                 for piece in stream:
-                    result(harmless(piece), newline=False)
+                    result(harmless(piece) if self.on_terminal else piece, newline=False)
+                    begun = True
                 result("")
             answer = stream.result()
+        except KeyboardInterrupt:
+            if begun and not self.on_terminal:
+                result("")  # what a file has got of it ends as a line
+            raise
         finally:
             stream.close()
-        self._show(answer, shown=self.streaming)
+        self._show(answer, shown=not self.as_json)
 
     def _show(self, answer: Answer | DropkvError, *, shown: bool = False) -> None:
         """Print an answer, or raise the error that stands in its place; shown: its text has been printed."""
@@ -265,7 +271,7 @@ class Asker:
             say(f"(cut off after {count:,} tokens; --max-new-tokens raises the limit)")
 
     def _read_line(self) -> str:
-        if self.streaming:
+        if self.on_terminal:
             return input(PROMPT)
         # input() would put its prompt among the results.
         print(PROMPT, end="", file=sys.stderr, flush=True)

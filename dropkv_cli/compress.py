@@ -258,9 +258,10 @@ def _check_settings(settings: CompressSettings) -> None:
 
 def _check_method(settings: CompressSettings) -> None:
     """A method that the observer does not suit, before the model is loaded."""
-    from dropkv.compression import resolve_method
+    from dropkv.compression import ALPHA_RULES, resolve_method
 
-    resolve_method(settings, 0)
+    if resolve_method(settings, 0).rule not in ALPHA_RULES and given("alpha"):
+        say(f"note: --alpha is not used with --method {settings.method}, where all heads of a layer have one budget")
 
 
 def _check_system(model: Model, settings: CompressSettings) -> None:

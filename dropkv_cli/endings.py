@@ -73,7 +73,7 @@ def guarded(
         signalled.die()
         return 1
     except (click.Abort, KeyboardInterrupt):
-        return interrupted()
+        return interrupted(arguments)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else error.format_message(), err=True)
         return error.exit_code
@@ -88,7 +88,7 @@ def guarded(
         return 1
     except Exception as error:
         if ctrl_c.pressed and isinstance(error, ImportError | SystemError | RecursionError):
-            return interrupted()  # a library whose import was stopped says so in its own words
+            return interrupted(arguments)  # a library whose import was stopped says so in its own words
         _trace()
         unwritable = _unwritable(error)
         if unwritable:

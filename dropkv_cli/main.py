@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 INTERRUPTED = 130
+WRITERS = ("compress", "shrink", "pull", "bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -17,20 +18,22 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     Exit codes: 0 done, 1 an expected failure that its one line explains, 2 usage, 130 Ctrl-C.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         from dropkv_cli.app import run
 
-        code = run(sys.argv[1:] if arguments is None else arguments)
+        code = run(arguments)
     except KeyboardInterrupt:
-        code = interrupted()
+        code = interrupted(arguments)
     sys.exit(code)
 
 
-def interrupted() -> int:
-    """What is said after Ctrl-C; gives the exit code."""
+def interrupted(arguments: Sequence[str]) -> int:
+    """What is said after Ctrl-C to a command line; gives the exit code."""
     if sys.stderr is not None:
         from contextlib import suppress
 
         with suppress(OSError):  # nobody is left to tell
-            print("dropkv: interrupted; no file is left half-written", file=sys.stderr, flush=True)
+            files = "; no file is left half-written" if arguments and arguments[0] in WRITERS else ""
+            print(f"dropkv: interrupted{files}", file=sys.stderr, flush=True)
     return INTERRUPTED

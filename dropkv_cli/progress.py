@@ -1,13 +1,19 @@
-"""A progress bar, only where somebody sees it."""
+"""Progress: a bar where somebody sees it, now and then a line where what is said goes to a file."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from dropkv_cli.output import say
+
 Report = Callable[[int, int], None]
+Count = Callable[[int, int, int], None]
 BAR = "{desc}: {percentage:3.0f}%|{bar:24}| {elapsed} passed, {remaining} left{postfix}"
+COUNTED = "{n_fmt} of {total_fmt} {desc}|{bar:24}| {elapsed} passed, {remaining} left"
 
 
 @contextmanager
@@ -37,6 +43,66 @@ def progress_bar(name: str, layers: int | None = None, readings: int = 1) -> Ite
             bar.update(done - bar.n)
 
         yield report
+
+
+@contextmanager
+def counting(things: str, *, lines: bool, every: float = 30.0) -> Iterator[tuple[Count, Callable[[str], None]]]:
+    """A callback for things done here, done before and wanted, and one for what is said meanwhile.
+
+    On a terminal a bar whose clock goes on; elsewhere, if `lines` are wanted, a line when nothing was said for `every` seconds.
+    """
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(total=1, desc=things, bar_format=COUNTED, leave=False, dynamic_ncols=True) as bar:
+
+            def count(done: int, before: int, total: int) -> None:
+                bar.n, bar.initial, bar.total = done + before, before, total
+                bar.refresh()
+
+            def tell(text: str) -> None:
+                with tqdm.external_write_mode(file=sys.stderr):
+                    say(text)
+
+            with _ticking(1.0, bar.refresh):
+                yield count, tell
+        return
+    started = said = time.monotonic()
+    state = (0, 1)
+
+    def count_silently(done: int, before: int, total: int) -> None:
+        nonlocal state
+        state = done + before, total
+
+    def tell_now(text: str) -> None:
+        nonlocal said
+        said = time.monotonic()
+        say(text)
+
+    def line() -> None:
+        if time.monotonic() - said >= every:
+            tell_now(f"{state[0]:,} of {state[1]:,} {things}, {time.monotonic() - started:.0f} s")
+
+    with _ticking(min(1.0, every / 4), line if lines else lambda: None):
+        yield count_silently, tell_now
+
+
+@contextmanager
+def _ticking(seconds: float, action: Callable[[], object]) -> Iterator[None]:
+    """Do something again and again while the block runs."""
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(seconds):
+            action()
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def waiting(text: str) -> None:

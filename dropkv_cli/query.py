@@ -173,7 +173,7 @@ def command(
     if resume is not None:
         asker.resume(resume)
     code = max(asker.ask_all(good, alone=len(asked) == 1), 1 if bad else 0)
-    if not asker.ended and (not asked or (chat and asker.streaming and sys.stdin.isatty())):
+    if not asker.ended and (not asked or (chat and asker.on_terminal and sys.stdin.isatty())):
         asker.prompt()
     return code
 

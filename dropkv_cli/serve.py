@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
 
 from dropkv.errors import DropkvError
+from dropkv.hub.address import is_address
 from dropkv.serve.names import plan_names
 from dropkv.settings import check_batch_size
 from dropkv_cli.endings import failure
@@ -24,7 +26,8 @@ from dropkv_cli.options import (
 )
 from dropkv_cli.output import complain, failure_keys, harmless, json_line, one_line, result, say
 from dropkv_cli.progress import waiting
-from formats.errors import show_path
+from formats import read_header
+from formats.errors import FormatError, show_path
 
 if TYPE_CHECKING:
     import socket
@@ -87,21 +90,22 @@ def command(
     planned = plan_names(files)
     from dropkv.serve.listening import is_local, listen, take_port
 
-    taken = take_port(host, port)  # before minutes are spent on a model
-    waiting(f"loading {one_line(model or 'the model')} ...")
-    import_compiler()
-    from dropkv.serve.app import Server, make_app
-    from dropkv.serve.shelf import open_shelf
-
     failed: dict[str, str] = {}
 
     def refused(name: str, error: Exception) -> None:
         failed[name] = str(error)
         complain(str(error))
 
+    good = _readable(planned, refused)
+    taken = take_port(host, port)  # before minutes are spent on a model
+    waiting(f"loading {one_line(model or 'the model')} ...")
+    import_compiler()
+    from dropkv.serve.app import Server, make_app
+    from dropkv.serve.shelf import open_shelf
+
     started = time.perf_counter()
     shelf = open_shelf(
-        planned,
+        good,
         model=model,
         revision=revision,
         dtype=dtype,
@@ -130,6 +134,24 @@ def command(
 
     listen(app, taken, ready=ready, leaving=leaving)
     return 0
+
+
+def _readable(planned: dict[str, str], refused: Callable[[str, Exception], None]) -> dict[str, str]:
+    """The files but for those of which it is known without torch that they are no KV files. Raises what is wrong with a single one, or DropkvError
+    where none is left."""
+    good = {}
+    for name, file in planned.items():
+        try:
+            if not is_address(file):
+                read_header(file)
+            good[name] = file
+        except FormatError as error:
+            if len(planned) == 1:
+                raise
+            refused(name, error)
+    if not good:
+        raise DropkvError(f"none of these {len(planned)} files can be served: see above")
+    return good
 
 
 def _announce(

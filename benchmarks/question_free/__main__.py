@@ -33,7 +33,7 @@ from dropkv import load_model
 from dropkv.bench.asked import question_tokens
 from dropkv.bench.results import Line, Results, key_of
 from dropkv.bench.tasks import Question, Sample, Task
-from dropkv.errors import UsageError
+from dropkv.errors import ResultsError, UsageError
 from dropkv.models import Model
 from dropkv.prompts import Seam
 
@@ -198,40 +198,46 @@ def main() -> None:
         options.error("-o FOLDER is needed")
     started = time.monotonic()
     folders = [Results(folder) for folder in given.output]
-    results = folders[0]
-    part, parts = (int(number) for number in given.part.split("/"))
     if not given.table:
-        model = load_model(given.model)
-        head = len(Seam.of(model.tokenizer, name=model.id).head_ids)
-        study = Study(
-            model,
-            [] if given.full else chosen(head, given.groups, given.recipes),
-            [float(x) for x in given.budgets.split(",")],
-            results,
-            given.likelihood,
-        )
-        print(f"{len(study.recipes)} recipes, {len(study.wanted)} observers", flush=True)
-        together = given.together or (max(1, TOGETHER // given.tokens) if model.device.type == "cuda" else 1)
-        tasks = [named(name) for name in given.tasks.split(",")]
-        streams = [
-            list(task.samples(model.tokenizer, given.tokens, given.samples, given.seed, head_tokens=head))[part::parts]
-            for task in tasks
-        ]
-        # tasks take turns, so that a run that is stopped has some of each
-        for begin in range(0, max(map(len, streams)), together):
-            for task, samples in zip(tasks, streams, strict=True):
-                todo = [
-                    sample for sample in samples[begin : begin + together] if study.missing(task, sample, given.seed)
-                ]
-                if not todo or time.monotonic() - started > given.deadline:
-                    continue
-                for length in sorted({len(sample.document_ids) for sample in todo}):
-                    study.measure(task, [sample for sample in todo if len(sample.document_ids) == length], given.seed)
-                print(f"{task.name} {begin}: {time.monotonic() - started:.0f} s", flush=True)
+        try:
+            with folders[0].writing():
+                run(given, folders[0], started)
+        except ResultsError as error:
+            options.exit(error.exit_code, f"{error}\n")
         return
     asked = set(given.tasks.split(","))
     lines = [line for folder in folders for line in folder.read()]
     print(table((line for line in lines if line["task"] in asked and line["length"] == given.tokens), DEFAULT))
+
+
+def run(given: argparse.Namespace, results: Results, started: float) -> None:
+    """Measure what the results lack. started: when the deadline's seconds began."""
+    part, parts = (int(number) for number in given.part.split("/"))
+    model = load_model(given.model)
+    head = len(Seam.of(model.tokenizer, name=model.id).head_ids)
+    study = Study(
+        model,
+        [] if given.full else chosen(head, given.groups, given.recipes),
+        [float(x) for x in given.budgets.split(",")],
+        results,
+        given.likelihood,
+    )
+    print(f"{len(study.recipes)} recipes, {len(study.wanted)} observers", flush=True)
+    together = given.together or (max(1, TOGETHER // given.tokens) if model.device.type == "cuda" else 1)
+    tasks = [named(name) for name in given.tasks.split(",")]
+    streams = [
+        list(task.samples(model.tokenizer, given.tokens, given.samples, given.seed, head_tokens=head))[part::parts]
+        for task in tasks
+    ]
+    # tasks take turns, so that a run that is stopped has some of each
+    for begin in range(0, max(map(len, streams)), together):
+        for task, samples in zip(tasks, streams, strict=True):
+            todo = [sample for sample in samples[begin : begin + together] if study.missing(task, sample, given.seed)]
+            if not todo or time.monotonic() - started > given.deadline:
+                continue
+            for length in sorted({len(sample.document_ids) for sample in todo}):
+                study.measure(task, [sample for sample in todo if len(sample.document_ids) == length], given.seed)
+            print(f"{task.name} {begin}: {time.monotonic() - started:.0f} s", flush=True)
 
 
 def chosen(head_tokens: int, group_names: str, recipe_names: str) -> list[Recipe]:

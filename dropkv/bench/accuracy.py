@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from dropkv.bench.answering import answer_samples
 from dropkv.bench.cells import cells_of
@@ -14,6 +15,7 @@ from dropkv.bench.results import Results
 from dropkv.bench.speed.machine import machine
 from dropkv.bench.tasks import Sample, Task
 from dropkv.bench.tasks import get as get_task
+from dropkv.budgets import counted_entries
 from dropkv.devices import refuse_spread
 from dropkv.errors import UsageError
 from dropkv.models import Model
@@ -21,6 +23,24 @@ from dropkv.prompts import Seam
 
 Note = Callable[[str], None]
 Pace = Callable[[int], int]  # how many of the next so many documents to answer together; fewer than asked end the run
+Progress = Callable[[int, int, int], None]  # documents measured by this run, found among the results, and of all
+
+
+@dataclass
+class Tally:
+    """Documents of a run so far; a document counts once for each task, length and setting."""
+
+    total: int
+    told: Progress | None
+    measured: int = 0
+    found: int = 0
+
+    def add(self, measured: int = 0, found: int = 0) -> None:
+        """Count some more."""
+        self.measured += measured
+        self.found += found
+        if self.told is not None:
+            self.told(self.measured, self.found, self.total)
 
 
 def check_budgets(plan: AccuracyPlan, head_tokens: int) -> None:
@@ -38,16 +58,23 @@ def check_budgets(plan: AccuracyPlan, head_tokens: int) -> None:
                 forced = len(method.forced(length))
                 if not method.keeps_all and int(cell.budget * length) < forced:
                     raise UsageError(
-                        f"budget {cell.budget:g} of length {length} is {int(cell.budget * length)} entries and {cell.method} always keeps "
+                        f"budget {cell.budget:g} of length {length} is {counted_entries(int(cell.budget * length))} and {cell.method} always keeps "
                         f"{forced}: use --lengths {math.ceil(forced / cell.budget)} or more, or larger --budgets"
                     )
 
 
-def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note, pace: Pace | None = None) -> bool:
+def run_accuracy(
+    model: Model,
+    plan: AccuracyPlan,
+    results: Results,
+    note: Note,
+    pace: Pace | None = None,
+    progress: Progress | None = None,
+) -> bool:
     """Measure every cell of the plan that the results do not hold yet; False when `pace` has ended the run before that.
 
-    note is told about skipped tasks and progress; pace is asked before every batch. Raises UsageError for unknown names, for lengths beyond the
-    model's context and for budgets that hold no more than what is always kept.
+    note is told about skipped tasks and those that are done; pace is asked before every batch, progress told after it.
+    Raises UsageError for unknown names, for lengths beyond the model's context and for budgets that hold no more than what is always kept.
     """
     plan.check_methods()
     refuse_spread(model)
@@ -61,6 +88,15 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note,
                 f"use --lengths {positions - 128} or less"
             )
     results.machine = machine(model)
+    with results.writing():
+        tally = Tally(len(plan.tasks) * len(plan.lengths) * len(plan.settings) * plan.samples, progress)
+        tally.add()
+        return _run_tasks(model, seam, plan, results, note, pace, tally)
+
+
+def _run_tasks(
+    model: Model, seam: Seam, plan: AccuracyPlan, results: Results, note: Note, pace: Pace | None, tally: Tally
+) -> bool:
     for name in plan.tasks:
         try:
             task = get_task(name, data=plan.data, essay=plan.essay)
@@ -68,10 +104,11 @@ def run_accuracy(model: Model, plan: AccuracyPlan, results: Results, note: Note,
             if "unknown task" in str(error):
                 raise
             note(f"{name}: skipped, {error}")
+            tally.add(found=len(plan.lengths) * len(plan.settings) * plan.samples)
             continue
         for length in plan.lengths:
             for setting in plan.settings:
-                if not _run_task(model, seam, plan, task, length, setting, results, note, pace):
+                if not _run_task(model, seam, plan, task, length, setting, results, note, pace, tally):
                     return False
     return True
 
@@ -86,25 +123,31 @@ def _run_task(
     results: Results,
     note: Note,
     pace: Pace | None,
+    tally: Tally,
 ) -> bool:
     cells = cells_of(plan, setting)
     started = time.perf_counter()
     cells = lacking(model, seam, plan, task, length, setting, results, cells)
     samples = task.samples(model.tokenizer, length, plan.samples, plan.seed, head_tokens=len(seam.head_ids))
-    count, whole = 0, True
+    before, count, whole = tally.measured + tally.found, 0, True
     for group in _groups(samples, plan.batch):
         todo = [sample for sample in group if missing(plan, task, sample, setting, cells, results, model)]
         some = len(todo) if pace is None or not todo else pace(len(todo))
         whole = some == len(todo)
         todo = todo[:some]
+        if whole:
+            tally.add(found=len(group) - len(todo))
         if not todo and whole:
             continue
         if not todo:
             break
         results.add(answer_samples(model, seam, plan, task, todo, setting, cells))
         count += len(todo)
+        tally.add(measured=len(todo))
         if not whole:
             break
+    if whole:
+        tally.add(found=before + plan.samples - tally.measured - tally.found)  # a task may have fewer documents
     if count:
         note(f"{task.name} {length} {setting}: {count} documents, {time.perf_counter() - started:.0f} s")
     return whole

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dropkv.bench.results import Line
+from dropkv.bench.results import Line, key_of
 from dropkv.errors import ResultsError, UsageError
 from formats.errors import show_path
 
@@ -35,7 +35,7 @@ def pack(lines: Iterable[Line], where: Mapping[str, Any]) -> bytes:
     """
     cells: dict[tuple[Any, ...], list[Line]] = {}
     runs, documents = set(), set()
-    for line in lines:
+    for line in {key_of(line): line for line in reversed(list(lines))}.values():  # of doubles the first
         runs.add((line["model"], line["seed"]))
         documents.add((line["task"], line["length"], line["sample"]))
         cells.setdefault(tuple(line[name] for name in CELL), []).append(line)

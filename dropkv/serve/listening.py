@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import socket
 import threading
@@ -19,9 +20,10 @@ GRACE = 30  # seconds that running answers have to come to their end after Ctrl-
 
 
 def take_port(host: str, port: int) -> socket.socket:
-    """A socket bound to a port of this machine, not listening yet; port 0 is any free one.
+    """A socket bound to a port of this machine, not listening yet, so that clients are refused until `listen`; port 0 is any free one.
 
-    Raises UsageError for a host or port that cannot be meant, DropkvError for a port that is taken or not allowed.
+    Raises UsageError for a host or port that cannot be meant, DropkvError for a port that is taken, also by a server that does not listen
+    yet, or not allowed.
     """
     if not 0 <= port <= 65535:
         raise UsageError(f"port {port} is out of range: use --port from 1 to 65535, or 0 for any free one")
@@ -31,16 +33,38 @@ def take_port(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or "no name"
         raise UsageError(f"host {printable(host, 80)} is not known ({reason}): use --host 127.0.0.1") from None
     taken = socket.socket(family, kind, protocol)
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        taken.bind(address)
+        try:
+            taken.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            # Connections of a server that has ended are no obstacle. Without this they are, but so is a server that has yet to listen.
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(address)
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         taken.close()
-        where = f"port {port} of {printable(host, 80)}"
-        raise DropkvError(
-            f"{where} cannot be taken ({error.strerror}): use another --port, 0 for any free one"
-        ) from None
+        raise _refused(error, host, port) from None
     return taken
+
+
+def open_port(taken: socket.socket) -> None:
+    """Let clients connect. Raises DropkvError when another server has begun to listen at the port meanwhile."""
+    host, port = taken.getsockname()[:2]
+    try:
+        taken.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # connections have it too, so that the next server can begin
+        taken.listen()
+    except OSError as error:
+        taken.close()
+        raise _refused(error, host, port) from None
+
+
+def _refused(error: OSError, host: str, port: int) -> DropkvError:
+    where = f"port {port} of {printable(host, 80)}"
+    return DropkvError(f"{where} cannot be taken ({error.strerror}): use another --port, 0 for any free one")
 
 
 def address_of(taken: socket.socket) -> str:
@@ -96,6 +120,10 @@ class Listener(uvicorn.Server):
 
 
 def listen(app: ASGIApp, taken: socket.socket, *, ready: Callable[[], None], leaving: Callable[[], None]) -> None:
-    """Serve until Ctrl-C, which then raises KeyboardInterrupt; pressed twice it ends at once."""
+    """Serve until Ctrl-C, which then raises KeyboardInterrupt; pressed twice it ends at once.
+
+    Raises DropkvError when another server has begun to listen at the port.
+    """
     with contextlib.closing(taken):
+        open_port(taken)
         Listener(app, ready=ready, leaving=leaving).run([taken])

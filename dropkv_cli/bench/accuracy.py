@@ -13,7 +13,7 @@ from dropkv_cli.bench.options import count_option, folder_option, list_option, p
 from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import device_options, given, json_option, model_aliases, seed
 from dropkv_cli.output import json_line, result, say
-from dropkv_cli.progress import waiting
+from dropkv_cli.progress import counting, waiting
 from dropkv_cli.shells import offer
 from formats.errors import show_path
 
@@ -104,9 +104,11 @@ def command(
     if measured is None:
         from dropkv.models import load_model
 
-        waiting(f"loading {chosen.model} ...")
-        measured = load_model(chosen.model, revision=revision, dtype=dtype, device=device, note=say)
-        run_accuracy(measured, able, results, say)
+        with results.writing():
+            waiting(f"loading {chosen.model} ...")
+            measured = load_model(chosen.model, revision=revision, dtype=dtype, device=device, note=say)
+            with counting("documents", lines=not as_json) as (count, tell):
+                run_accuracy(measured, able, results, tell, progress=count)
     lines = lines_of(measured, chosen, results)
     if as_json:
         for line in lines:

@@ -96,17 +96,18 @@ def command(
     from dropkv.bench.speed.run import lines_of, open_results, run_speed
 
     results = open_results(output)
-    if shape is not None:
-        from dropkv.bench.speed.shapes import build_shape
+    with results.writing():
+        if shape is not None:
+            from dropkv.bench.speed.shapes import build_shape
 
-        waiting(f"making {shape} ...")
-        loaded = build_shape(shape, dtype=dtype, device=device)
-    else:
-        from dropkv.models import load_model
+            waiting(f"making {shape} ...")
+            loaded = build_shape(shape, dtype=dtype, device=device)
+        else:
+            from dropkv.models import load_model
 
-        waiting(f"loading {model} ...")
-        loaded = load_model(model, revision=revision, dtype=dtype, device=device, note=say)
-    run_speed(loaded, plan, results, say)
+            waiting(f"loading {model} ...")
+            loaded = load_model(model, revision=revision, dtype=dtype, device=device, note=say)
+        run_speed(loaded, plan, results, say)
     lines = lines_of(loaded, plan, results)
     if as_json:
         for line in lines:

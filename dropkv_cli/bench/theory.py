@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dropkv.errors import ResultsError
 from dropkv_cli.interrupts import import_compiler
 from dropkv_cli.options import DEFAULT_MODEL, budget, device_options, json_option, model_aliases, seed
 from dropkv_cli.output import json_line, result, say
 from dropkv_cli.progress import progress_bar, waiting
 from dropkv_cli.shells import offer
-from formats.errors import naming, show_path
+from formats.errors import naming
 
 
 @click.command("theory", short_help="Measure how well the assumptions of the score hold.")
@@ -83,19 +83,23 @@ def command(
     from dropkv.documents import read_document
 
     text = read_document(document)
-    older = _older(output)  # what cannot be added to is found out before the model is loaded
-    waiting(f"loading {model} ...")
-    import_compiler()
-    from dropkv.bench.theory import render_theory, theory_report
-    from dropkv.models import load_model
+    from dropkv.bench.results import made_folder
 
-    loaded = load_model(model, revision=revision, dtype=dtype, device=device, note=say)
-    with progress_bar(text.name) as progress:
-        lines = theory_report(
-            loaded, text, budget=share, samples=samples, seed=seed, question=question, progress=progress
-        )
-    if output is not None:
-        _keep(Path(output), older, lines)
+    with nullcontext() if output is None else made_folder(output):
+        if output is not None:
+            _older(Path(output))  # what cannot be added to is found out before the model is loaded
+        waiting(f"loading {model} ...")
+        import_compiler()
+        from dropkv.bench.theory import render_theory, theory_report
+        from dropkv.models import load_model
+
+        loaded = load_model(model, revision=revision, dtype=dtype, device=device, note=say)
+        with progress_bar(text.name) as progress:
+            lines = theory_report(
+                loaded, text, budget=share, samples=samples, seed=seed, question=question, progress=progress
+            )
+        if output is not None:
+            _keep(Path(output), lines)
     if as_json:
         for line in lines:
             json_line(line)
@@ -103,28 +107,21 @@ def command(
         result(render_theory(lines), newline=False)
 
 
-def _older(folder: str | None) -> list[dict[str, Any]]:
-    """The lines that a results folder holds already; the folder is made. Raises ResultsError."""
-    if folder is None:
-        return []
+def _older(folder: Path) -> list[dict[str, Any]]:
+    """The lines that a results folder holds already. Raises ResultsError."""
     from dropkv_cli.bench.lines import THEORY, read_json_lines
 
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"{show_path(folder)}: cannot hold results ({error.strerror})"
-        raise ResultsError(f"{problem}: name another folder with -o") from None
-    return read_json_lines(Path(folder) / THEORY)
+    return read_json_lines(folder / THEORY)
 
 
-def _keep(folder: Path, older: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> None:
+def _keep(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Write the lines behind the older ones, in one step; a run that stands there already gives way to its repetition."""
     from dropkv.bench.report.theory import RUN
     from dropkv_cli.bench.lines import THEORY
     from formats.temporary import replacing
 
     mine = [lines[0].get(key) for key in RUN]
-    others = [line for line in older if [line.get(key) for key in RUN] != mine]
+    others = [line for line in _older(folder) if [line.get(key) for key in RUN] != mine]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (*others, *lines))
     path = folder / THEORY
     with naming(path), replacing(path, overwrite=True) as descriptor, open(descriptor, "wb", closefd=False) as file:

@@ -339,6 +339,27 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
         assert "told" in table(lines, DEFAULT)
 
 
+def test_tables_are_printed_of_folders_that_others_write_into(tmp_path, monkeypatch, capsys):
+    line = {"model": "m", "task": "noise", "length": 1536, "setting": "question-free", "observer": "replay"}
+    line |= {"seed": 2, "question": 0, "kept_entries": 1}
+    arguments = ["question_free", "-o", str(tmp_path / "0"), str(tmp_path / "1")]
+    writers = [Results(tmp_path / str(part)) for part in (0, 1)]
+    with writers[0].writing(), writers[1].writing():
+        for part, results in enumerate(writers):
+            for method, budget, score in (("full", 1.0, 1.0), (DEFAULT, 0.1, float(part))):
+                cell = {"method": method, "budget": budget, "sample": part, "score": score}
+                results.add([line | cell])
+        monkeypatch.setattr("sys.argv", [*arguments, "--table"])
+        study.main()
+        assert "50.0" in capsys.readouterr().out
+        monkeypatch.setattr("sys.argv", arguments)
+        with pytest.raises(SystemExit) as ended:
+            study.main()
+        assert ended.value.code == 1 and capsys.readouterr().err == (
+            f"another run writes into {tmp_path / '0'}: wait until it has ended, or name another folder\n"
+        )
+
+
 def test_likelihood_of_the_own_answer(read):
     model, seam, readings = read
     keeps = torch.ones((3, 3, 2, N), dtype=torch.bool)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dropkv.bench.plan import read_plan
+from dropkv.bench.plan import make_plan, read_plan
+from dropkv.bench.results import Results
 from tests.cli.conftest import ROOT, TEXT, Dropkv, Result
 
 METHODS = "adadropkv,snapkv,full,no-document,random-answer"
@@ -190,6 +192,57 @@ def test_what_only_the_model_can_tell_is_one_line_too(dropkv: Dropkv, model: Pat
     )
     (tmp_path / "a.txt").write_text("No.")
     dropkv("bench", "theory", tmp_path / "a.txt", "--model", model).failed_with(1, "a.txt", "longer document")
+
+
+def test_a_run_that_fails_before_its_first_line_leaves_no_folder(
+    dropkv: Dropkv, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (tmp_path / "a.txt").write_text("No.")
+    accuracy = ("bench", "accuracy", "-o", tmp_path / "a" / "b", *SMALL)
+    speed = ("bench", "speed", "-o", tmp_path / "s")
+    theory = ("bench", "theory", tmp_path / "a.txt", "-o", tmp_path / "t")
+    for run in (accuracy, speed, theory):
+        dropkv(*run, "--model", "/no/such/model").failed_with(1, "/no/such/model")
+        dropkv(*run, "--model", model, "--device", "cuda").failed_with(2, "cuda")
+    dropkv(*accuracy, "--model", model, "--lengths", "20").failed_with(2, "length 20")
+    dropkv(*speed, "--model", model, "--lengths", "600").failed_with(2, "length 600")
+    dropkv(*theory, "--model", model).failed_with(1, "a.txt", "longer document")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_one_run_writes_into_a_folder_while_others_read_it(
+    dropkv: Dropkv, measured: tuple[Path, Result], model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    (folder / "lines.jsonl").write_bytes((measured[0] / "lines.jsonl").read_bytes())
+    run = ("bench", "accuracy", "-o", folder, *SMALL, "--model")
+    with Results(folder).writing():
+        refused = dropkv(*run, "/no/such/model", "--samples", "3")  # before a model is loaded
+        refused.failed_with(1, f"another run writes into {folder}: wait until it has ended, or name another folder")
+        assert dropkv(*run, model, "--samples", "2", "--json").records == measured[1].records
+        assert dropkv("bench", "report", folder).code == 0
+
+
+def test_documents_are_counted_once_for_each_task_and_setting(model: Path, tmp_path: Path) -> None:
+    from dropkv.bench.accuracy import run_accuracy
+    from dropkv.models import load_model
+
+    plan = make_plan(tasks="noise", lengths=256, methods=["full"], samples=3, batch=2, model=str(model))
+    loaded, seen = load_model(str(model)), []
+
+    def told(*counts: int) -> None:
+        if counts not in seen:
+            seen.append(counts)
+
+    run_accuracy(loaded, plan, Results(tmp_path), print, progress=told)
+    assert seen == [(0, 0, 3), (2, 0, 3), (3, 0, 3)]
+    seen.clear()
+    more = replace(plan, samples=5, settings=("question-free", "question-aware"))
+    run_accuracy(loaded, more, Results(tmp_path), print, progress=told)
+    want = [(0, 0), (0, 2), (0, 3), (1, 3), (2, 3), (4, 3), (6, 3), (7, 3)]
+    assert seen == [(*counts, 10) for counts in want]
 
 
 def test_tasks(dropkv: Dropkv) -> None:

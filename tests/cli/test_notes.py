@@ -52,6 +52,36 @@ def test_a_seed_that_no_method_takes(dropkv: Dropkv, document: Path, model: Path
     assert dropkv(*arguments, "random").err == ""
 
 
+def test_an_alpha_that_no_rule_takes(dropkv: Dropkv, document: Path, model: Path) -> None:
+    run = (
+        "compress",
+        document,
+        "--dry-run",
+        "--model",
+        model,
+        "--alpha",
+        "0.5",
+        "--budget",
+        "0.5",
+        "--json",
+        "--method",
+    )
+    for method in ("snapkv", "random"):
+        said = f"note: --alpha is not used with --method {method}, where all heads of a layer have one budget\n"
+        assert dropkv(*run, method).err == said
+    for method in ("adadropkv", "kvzip", "auto"):
+        assert dropkv(*run, method).err == ""
+
+
+def test_too_small_a_budget_names_the_document(dropkv: Dropkv, document: Path, model: Path, tmp_path: Path) -> None:
+    run = ("compress", document, "--model", model, "--budget", "1", "--no-fidelity", "--method", "snapkv")
+    words = "budget 1 is 1 entry per head of "
+    dropkv(*run, "--dry-run").failed_with(2, f"dropkv: harbour.txt: {words}")
+    other = shutil.copy(document, tmp_path / "other.txt")
+    failed = dropkv(*run, other, "-o", f"{tmp_path}/out/").err.splitlines()
+    assert [line.partition(words)[0] for line in failed[:2]] == [f"dropkv: {document}: ", f"dropkv: {other}: "]
+
+
 def test_a_count_beyond_the_document(dropkv: Dropkv, document: Path, model: Path, tmp_path: Path) -> None:
     kv, small = tmp_path / "a.kv", tmp_path / "b.kv"
     common = ("--model", model, "--observe", "tail", "--no-fidelity")

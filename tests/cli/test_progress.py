@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import time
 
 import pytest
 
@@ -56,3 +57,35 @@ def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         assert report is None
     progress.waiting("loading ...")
     assert silent.getvalue() == ""
+
+
+def test_a_count_that_is_drawn_anew_while_notes_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    now = [1000.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    with progress.counting("documents", lines=True) as (count, tell):
+        count(0, 40, 60)
+        now[0] += 30
+        count(5, 40, 60)
+        line = shown.getvalue().split("\r")[-1]
+        assert re.search(r"^45 of 60 documents\|.*\| 00:30 passed, 01:30 left", line), line  # the 40 took no time
+        tell("noise: done")
+        assert "noise: done\n" in shown.getvalue() and "45 of 60" in shown.getvalue().split("noise: done\n")[1]
+    assert shown.getvalue().split("\r")[-2].strip() == ""
+
+
+def test_lines_now_and_then_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for lines in (True, False):
+        said = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", said)
+        with progress.counting("documents", lines=lines, every=0.2) as (count, tell):
+            count(3, 40, 1060)
+            tell("noise: done")
+            time.sleep(0.5)
+        first, *others = said.getvalue().splitlines()
+        assert first == "noise: done" and bool(others) is lines
+        assert set(others) <= {"43 of 1,060 documents, 0 s", "43 of 1,060 documents, 1 s"}
+    with progress.counting("documents", lines=True) as (count, tell):  # half a minute has not passed
+        count(1, 0, 2)
+    assert said.getvalue() == "noise: done\n"

@@ -329,7 +329,7 @@ def test_ctrl_c_stops_the_answer_and_then_the_prompt(
     unsaved = "; 2 turns are not saved, /save FILE keeps them" if chat else ""
     assert [line for line in said.splitlines() if line][-2:] == [
         f"(Ctrl-C again or /quit leaves{unsaved})",
-        "dropkv: interrupted; no file is left half-written",
+        "dropkv: interrupted",
     ]
 
 
@@ -389,6 +389,27 @@ def test_ctrl_c_during_a_question_of_the_command_line_ends_it(
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and b"interrupted" in err and b"Traceback" not in err
+
+
+def test_a_redirected_answer_is_there_as_far_as_it_came(
+    dropkv: Dropkv, document: Path, make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    patient = make_model(max_position_embeddings=200_000, eos_token_id=599)
+    kv = document.with_suffix(".kv")
+    assert dropkv("compress", document, "-o", kv, "--model", patient, *SETTINGS).code == 0
+    asked = ("query", kv, "who?", "--model", patient, "--max-new-tokens")
+    whole = dropkv(*asked, "40").out.removesuffix("\n")
+    answer = tmp_path / "answer.txt"
+    with answer.open("wb") as out:
+        process = start_dropkv(*asked, "100000", stdout=out, stderr=subprocess.PIPE)
+        while len(answer.read_bytes()) < len(whole.encode()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err.endswith(b"\ndropkv: interrupted\n")
+    text = answer.read_text()
+    assert text.startswith(whole) and text.endswith("\n")
 
 
 def test_a_chat_goes_on_at_a_prompt_on_a_terminal(dropkv: Dropkv, kv: Path, model: Path) -> None:

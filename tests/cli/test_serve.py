@@ -77,7 +77,7 @@ def test_files_are_served_beside_a_damaged_one_until_ctrl_c(patient: tuple[Path,
             f"again: {read}, 8 written",
             "finishing 1 answer; Ctrl-C again ends at once",
             f"harbour: {read}, 300 written",
-            "dropkv: interrupted; no file is left half-written",
+            "dropkv: interrupted",
         ]
 
 
@@ -102,6 +102,26 @@ def test_without_any_good_file_nothing_is_served(dropkv: Dropkv, kv: Path, tmp_p
     assert len(lines) == 3 and "bad.kv: " in lines[0] and "none.kv: " in lines[1]
     assert lines[2] == "dropkv: none of these 2 files can be served: see above"
     dropkv("serve", tmp_path / "none.kv", "--port", "0").failed_with(1, "none.kv: no such file")
+
+
+def test_what_is_no_kv_file_is_told_before_anything_slow_is_imported(
+    dropkv: Dropkv, kv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Imported(Exception):
+        pass
+
+    def refuse() -> None:
+        raise Imported
+
+    monkeypatch.setattr("dropkv_cli.serve.import_compiler", refuse)
+    none, text = tmp_path / "none.kv", tmp_path / "text.kv"
+    text.write_text("no file")
+    dropkv("serve", none, "--port", "0").failed_with(1, "none.kv: no such file")
+    found = dropkv("serve", none, text, "--port", "0").err.splitlines()
+    assert "none.kv: no such file" in found[0] and "text.kv: " in found[1]
+    assert found[2:] == ["dropkv: none of these 2 files can be served: see above"]
+    found = dropkv("serve", none, kv, "--port", "0").err.splitlines()
+    assert "none.kv: no such file" in found[0] and "Imported" in found[1]  # the other would be served
 
 
 def test_files_of_different_models_are_refused(

@@ -117,6 +117,8 @@ def test_kept_counts(budget, n, want):
 def test_too_small_a_budget_is_refused_with_the_smallest_that_works():
     with pytest.raises(BudgetError, match="--budget 8"):
         check_forced(0.05, 100, 8)
+    with pytest.raises(BudgetError, match=r"^a\.txt: budget 1 is 1 entry per head of 100 tokens, fewer than the 8"):
+        check_forced(1, 100, 8, "a.txt")
     check_forced(8, 100, 8)
     check_forced(1, 1, 8)
 

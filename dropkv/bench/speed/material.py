@@ -9,6 +9,7 @@ from typing import Any
 
 from dropkv.bench.speed.plan import SpeedPlan
 from dropkv.bench.tasks._text import help_texts
+from dropkv.budgets import counted_entries
 from dropkv.compression import resolve_method
 from dropkv.errors import UsageError
 from dropkv.fidelity import HeldOut, hold_out
@@ -115,6 +116,6 @@ def check_fit(model: Model, plan: SpeedPlan, material: Material) -> None:
                 forced = len(method.forced(length))
                 if not method.keeps_all and int(budget * length) < min(forced, length):
                     raise UsageError(
-                        f"budget {budget:g} of length {length} is {int(budget * length)} entries and {name} always keeps {forced}: "
+                        f"budget {budget:g} of length {length} is {counted_entries(int(budget * length))} and {name} always keeps {forced}: "
                         f"use --lengths {-int(-forced // budget)} or more, or larger --budgets"
                     )

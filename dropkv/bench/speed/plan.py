@@ -12,6 +12,12 @@ Side = Literal["compress", "answer"]
 
 SIDES: tuple[Side, ...] = ("compress", "answer")
 OBSERVERS = ("tail", "replay")
+LINES = "speed.jsonl"
+MACHINE = ("device", "threads", "dtype", "dropkv", "torch", "triton", "transformers")
+KEY = (  # what makes a line of speed the only one
+    *("model", "random_weights", "side", "length", "method", "observer", "budget", "batch_size"),
+    *("question_tokens", "answer_tokens", "chunk", "window", *MACHINE),
+)
 
 
 @dataclass(frozen=True)

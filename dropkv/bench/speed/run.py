@@ -15,19 +15,13 @@ from dropkv.bench.speed import compressed, layer, plain
 from dropkv.bench.speed.compressed import Cell
 from dropkv.bench.speed.machine import Figures, clean, machine, measured, no_memory
 from dropkv.bench.speed.material import Material, check_fit, observers_of
-from dropkv.bench.speed.plan import Side, SpeedPlan
+from dropkv.bench.speed.plan import KEY, LINES, Side, SpeedPlan
 from dropkv.bench.speed.text import PLAIN, number, shown_cell
 from dropkv.budgets import kept_count
 from dropkv.devices import refuse_spread
 from dropkv.models import Model
 from dropkv.prefill import Prefilled
 
-LINES = "speed.jsonl"
-MACHINE = ("device", "threads", "dtype", "dropkv", "torch", "triton", "transformers")
-KEY = (
-    *("model", "random_weights", "side", "length", "method", "observer", "budget", "batch_size"),
-    *("question_tokens", "answer_tokens", "chunk", "window", *MACHINE),
-)
 WARMING = 4096  # document tokens
 COMPARED = ("seconds", "first_token_seconds", "step_seconds", "total_seconds", "peak_memory_bytes")
 
@@ -91,7 +85,7 @@ def run_speed(model: Model, plan: SpeedPlan, results: Results, note: Note = lamb
     refuse_spread(model)
     material = Material.of(model, max(plan.lengths))
     check_fit(model, plan, material)
-    with TemporaryDirectory(prefix="dropkv-bench-") as folder:
+    with TemporaryDirectory(prefix="dropkv-bench-") as folder, results.writing():
         bench = _Bench(model, plan, material, Path(folder))
         for group in groups_of(model, plan):
             missing = [
