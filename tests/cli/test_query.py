@@ -310,7 +310,7 @@ def test_ctrl_c_stops_the_answer_and_then_the_prompt(
 ) -> None:
     patient = make_model(max_position_embeddings=200_000, eos_token_id=599)
     output = document.with_suffix(".kv")
-    assert dropkv("compress", document, "-o", output, "--model", patient, *SETTINGS).code == 0
+    assert dropkv("compress", document, "-o", output, "--model", patient, *SETTINGS, "--method", "adadropkv").code == 0
     terminal = Terminal("query", output, "--model", patient, *chat, "--max-new-tokens", "100000")
     terminal.wait_for(1)
     terminal.write(b"Which ship?\n")
@@ -380,7 +380,7 @@ def test_ctrl_c_during_a_question_of_the_command_line_ends_it(
 ) -> None:
     patient = make_model(max_position_embeddings=200_000, eos_token_id=599)
     output = document.with_suffix(".kv")
-    assert dropkv("compress", document, "-o", output, "--model", patient, *SETTINGS).code == 0
+    assert dropkv("compress", document, "-o", output, "--model", patient, *SETTINGS, "--method", "adadropkv").code == 0
     process = start_dropkv(
         "query", output, "who?", "--model", patient, "--max-new-tokens", "100000", stderr=subprocess.PIPE
     )
