@@ -104,6 +104,17 @@ def test_report(dropkv: Dropkv, measured: tuple[Path, Result], tmp_path: Path) -
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
 
 
+def test_lines_of_theory_that_came_while_others_were_measured_stay(tmp_path: Path) -> None:
+    from dropkv.bench.report.theory import RUN
+    from dropkv_cli.bench.theory import _keep
+
+    one, two = ({"version": 1, **dict.fromkeys(RUN, number)} for number in (1, 2))
+    _keep(tmp_path, [one])
+    _keep(tmp_path, [two])  # another run, which began before that
+    _keep(tmp_path, [one])
+    assert [json.loads(line) for line in (tmp_path / "theory.jsonl").read_text().splitlines()] == [two, one]
+
+
 def test_theory_lines_are_kept_once(dropkv: Dropkv, model: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     run = ("bench", "theory", tmp_path / "a.txt", "-o", tmp_path / "r", "--model", model, "--budget", "0.5")
