@@ -1,6 +1,6 @@
 """The example documents: how many of their questions are answered right at each budget and observer.
 
-    python benchmarks/examples.py [--model smollm2-135m] [--method auto-once]
+    python benchmarks/examples.py [--model smollm2-135m] [--method auto-twice]
 
 Greedy, 40 new tokens; an answer is right when it holds the fact of examples/*-answers.tsv. The questions were chosen so that the small
 model answers them all from the full cache, so this shows what eviction costs, not how good the model is.

@@ -8,7 +8,7 @@
 #   checks   330  the tests of a GPU, the kernels against their definitions first
 #   scoring   30  window scores, selection, gather; ncu after it
 #   prefill  110  compress against transformers' prefill at 32K and 128K
-#   auto      40  what auto-once, auto-twice and auto cost beside adadropkv
+#   auto      40  what auto, auto-twice and auto-told cost beside adadropkv
 #   decode    70  variants of the decode attention; then the steps
 #   loading   35  a file onto the GPU, to the first token
 #   serve    110  dropkv serve under load, in float32 and bfloat16
@@ -58,7 +58,7 @@ for part in "$@"; do
         step 40 ncu benchmarks/score_ncu.py ;;
     prefill) step 200 prefill benchmarks/prefill_gpu.py --repeat 1 ;;
     auto)
-        step 90 auto benchmarks/prefill_gpu.py --tokens 32768 --observe replay --method adadropkv,auto-once,auto-twice,auto --repeat 1 ;;
+        step 90 auto benchmarks/prefill_gpu.py --tokens 32768 --observe replay --method adadropkv,auto,auto-twice,auto-told --repeat 1 ;;
     decode)
         SHOWN=40 step 120 decode-variants benchmarks/variants/decode_attention.py
         step 90 decode benchmarks/decode_gpu.py ;;

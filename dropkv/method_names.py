@@ -9,7 +9,7 @@ from dropkv.errors import UsageError
 
 FOLDER = Path(__file__).with_name("methods")
 HYPHENATED = {  # a module's name cannot have the hyphen
-    "auto_once": "auto-once",
+    "auto_told": "auto-told",
     "auto_twice": "auto-twice",
     "expected_attention": "expected-attention",
 }

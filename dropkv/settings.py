@@ -12,7 +12,7 @@ from formats.errors import printable
 from formats.grids import KINDS
 
 OBSERVERS = ("replay", "tail", "question:TEXT", "questions:FILE")
-DEFAULT_METHOD = "auto"  # with replays, which say what token a query predicts
+DEFAULT_METHOD = "auto"  # with replays, which it is made for
 WITHOUT_REPLAYS = "adadropkv"  # with every other observer
 MOST = 1 << 30  # tokens, more than any document has
 EXAMPLES = {

@@ -70,7 +70,7 @@ def nats_of(model: Model, document: Sequence[int], slice_tokens: int, progress: 
     told = torch.cat([found[0].new_zeros(1), *found]) if found else torch.zeros(1, device=model.device)
     if not bool(torch.isfinite(told).all()):
         raise ModelError(
-            f"{model.id} predicts what is not finite: nothing was written, use another --dtype or --method auto-once"
+            f"{model.id} predicts what is not finite: nothing was written, use another --dtype or --method auto"
         )
     return told
 

@@ -66,7 +66,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Together:
-    """How heads come to keep the same tokens (see `auto-once`). heads: the share of all heads that share a budget, 0 for all of them; balance: the
+    """How heads come to keep the same tokens (see `auto`). heads: the share of all heads that share a budget, 0 for all of them; balance: the
     power of the head's mean that its scores are divided by; scope: the layers whose attention says what a token stands for: those up to this
     one, this one alone, or all of the model, for which the document is read twice."""
 
@@ -91,7 +91,7 @@ class Method:
     projected: lengths are measured behind the output projection. two_stages: CriticalKV's selection inside a head. recent_half: the newest
     half of the budget is kept whatever its score. fused: what `observed` is called in the kernels of window_score.py and head_scores.py, where
     it is one of theirs. needs: what has to be collected beside keys, values and observation queries. together: how heads come to keep the same
-    tokens, for the rule "two orders" (see `auto-once`); such methods are made for replays as they are.
+    tokens, for the rule "two orders" (see `auto`); such methods are made for replays as they are.
     """
 
     name: str

@@ -41,7 +41,7 @@ Inside a head: always-kept entries first (newest first), then by pooled score, t
 * model-wide: the same over the heads of all layers. After each layer only the best so far are held, so no layer's full cache stays.
 * layer-pyramid: a falling number per layer, `kept` on average (see `pyramidkv`).
 * two orders: every head keeps its first max(f, floor(alpha * kept)) in an order of its own; what is left goes by another order that heads of
-  all layers share (see `auto-once`). After each layer only what can still be kept is held.
+  all layers share (see `auto`). After each layer only what can still be kept is held.
 * cake-layers: layers in proportion to entropy times variance of their attention (see `cake`).
 * two stages, newest half: see `criticalkv` and `h2o`.
 
@@ -54,7 +54,7 @@ cannot.
 * `replay` and `questions:FILE`: every token of every replay or question observes. Odds scores are not squared; the largest value of any query,
   head, replay and question counts (cake and tova keep their own reduction over one replay's queries); pooling is max 5; the template's head, the
   first 4 and the last 4 tokens are always kept. Methods that need no observer stay as they are, and so do kvzip's lack of pooling and all of
-  `auto`, `auto-twice` and `auto-once`, which are made for replays.
+  `auto`, `auto-twice` and `auto-told`, which are made for replays.
 """
 
 

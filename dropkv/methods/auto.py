@@ -1,26 +1,36 @@
-"""The recipe for questions that nobody has asked yet (docs/question-free.md): `auto-once` with c_j from all layers, whose queries weigh what the
-document's own words do not tell: every replayed query counts by the nats of the token it predicts.
+"""The recipe for questions that nobody has asked yet (docs/question-free.md): DropKV's step, in whole words, times what the token stands for.
 
-A plain reading first gives the nats of every document token, -ln of what the model gives it after those before it. A replay's query weighs the
-nats of the token that comes next in its chunk; the instruction and a chunk's last token weigh 0. x_hj is then the largest of any query's step
-times its weight, and p_hj the largest p times weight; sums of steps are not weighed, and 30 % of each head's budget (--alpha) goes by them. The
-rest is shared among 40 % of the heads. What a copying head does for words that could be guessed counts little.
+One query's step is p / (1 - p + eps) * ||a - v_j||_2, as in `dropkv_replay`. x_hj, the largest step of any query and any of the group's heads,
+is divided by its mean over the head's tokens and summed over words: runs of letters and digits as the tokenizer writes them, so that a number
+stays whole. s_hj = that sum * c_j, where c_j is what the token stands for: p_hj, the largest over queries and the group's heads, averaged over
+the KV heads of this layer and those before it, summed over words, averaged over 11 neighbours (--pool).
 
-The document is read three times and replayed twice: plainly, with the model's head (2 x vocabulary x width operations a token); with replays for
-p_hj alone, of which c_j is made; with replays again, for what is kept.
+Every head first keeps f, or alpha of its budget where that is more, by the sum of its steps over the queries (the largest of the group's heads;
+of several probes the largest). What is left is shared by s_hj among the 27 % of all layers' heads with the largest mean x. Heads that compete
+for an answer then keep the same tokens, and heads that look at everything a little keep something of everything.
 """
 
-from dataclasses import replace
+from dropkv.methods._base import (
+    LARGEST_P,
+    MAX_MAX,
+    SUM_OF_STEPS,
+    Method,
+    Pool,
+    Together,
+    odds_times_distance,
+)
 
-from dropkv.methods._base import LARGEST_P_TOLD, SUM_OF_STEPS, Together, told_step
-from dropkv.methods.auto_once import METHOD as ONCE
-
-METHOD = replace(
-    ONCE,
-    name="auto",
-    summary="dropkv in whole words by what the document does not tell, heads keep the same tokens",
-    observed=told_step,
-    beside=(LARGEST_P_TOLD, SUM_OF_STEPS),
-    together=Together(heads=0.4, scope="model"),
-    needs=frozenset({"words", "told", "replay"}),
+METHOD = Method(
+    "auto",
+    "dropkv in whole words, heads keep the same tokens",
+    odds_times_distance,
+    reduction=MAX_MAX,
+    pool=Pool("avg", 11),
+    rule="two orders",
+    alpha=0.3,
+    forced_first=4,
+    forced_last=4,
+    beside=(LARGEST_P, SUM_OF_STEPS),
+    together=Together(heads=0.27),
+    needs=frozenset({"words", "replay"}),
 )

@@ -73,13 +73,13 @@ def test_readme_without_a_promise_fails(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_main_job_with_the_real_model(dropkv: Dropkv, tmp_path: Path) -> None:
-    """A handbook of 823 tokens, a half kept; a new process answers from the file (7 of 8 when this was written)."""
+    """A handbook of 823 tokens, a quarter kept; a new process answers from the file (7 of 8 when this was written)."""
     output = tmp_path / "observatory.kv"
-    made = dropkv("compress", EXAMPLES / "observatory.md", "-o", output, "--budget", "0.5", "--device", "cpu", "--json")
+    made = dropkv("compress", EXAMPLES / "observatory.md", "-o", output, "--device", "cpu", "--json")
     assert made.code == 0, made.err
     (record,) = made.records
-    assert record["kept_entries"] / record["full_entries"] == pytest.approx(0.5, abs=0.005)
-    assert record["full_cache_bytes"] > 1.9 * record["file_bytes"]
+    assert record["kept_entries"] / record["full_entries"] == pytest.approx(0.25, abs=0.005)
+    assert record["full_cache_bytes"] > 3.5 * record["file_bytes"]
 
     questions = EXAMPLES / "observatory-questions.txt"
     process = start_dropkv(
@@ -91,4 +91,4 @@ def test_the_main_job_with_the_real_model(dropkv: Dropkv, tmp_path: Path) -> Non
     facts = answers("observatory")
     assert list(found) == list(facts)
     right = [question for question, fact in facts.items() if fact.casefold() in found[question].casefold()]
-    assert len(right) >= 6, found
+    assert len(right) >= 5, found

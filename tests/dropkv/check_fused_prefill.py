@@ -56,7 +56,7 @@ def main() -> None:
         ("questions", plan_questions(["a", "b"], questions, n, "q.txt")),
         ("tail", plan_tail(8, n)),
     ):
-        more = {"questions": [get("auto-once")], "replay": [get("auto"), *Stands(n, told=True).methods]}
+        more = {"questions": [get("auto")], "replay": [get("auto-told"), *Stands(n, told=True).methods]}
         methods = [get("adadropkv"), get("snapkv"), *more.get(name, [])]
         if name != "tail":
             methods = [method.under_replay(6) for method in methods]

@@ -27,10 +27,10 @@ from formats import read_header
 from tests import tiny
 
 RECIPES = {  # of benchmarks.question_free
-    "stream 0.27": get("auto-once"),
+    "stream 0.27": get("auto"),
     "two 0.27, 30 % by step/sum": get("auto-twice"),
-    "two told, 30 % by step/sum": get("auto"),
-    "stream, own layer": replace(get("auto-once"), together=Together(heads=0.4, scope="layer")),
+    "two told, 30 % by step/sum": get("auto-told"),
+    "stream, own layer": replace(get("auto"), together=Together(heads=0.4, scope="layer")),
 }
 CPU = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def test_the_orders_by_hand():
 def test_the_choice_by_hand():
     """One layer, two heads, six tokens, first and last kept; kept 4 and alpha 0.75: three by the own order, two more by the shared one."""
     method = replace(
-        get("auto-once"), alpha=0.75, forced_first=1, forced_last=1, pool=None, together=Together(heads=0.5)
+        get("auto"), alpha=0.75, forced_first=1, forced_last=1, pool=None, together=Together(heads=0.5)
     )
     steps = torch.tensor([[0.0, 8, 4, 4, 0, 0], [0, 1, 1, 1, 1, 0]])  # the first head has the larger mean
     sums = torch.tensor([[0.0, 1, 2, 3, 4, 0], [0, 4, 3, 2, 1, 0]])
@@ -117,7 +117,7 @@ def test_what_is_kept_of_a_real_text_is_the_studys(smollm2, name):
         assert torch.equal(mask, want)
 
 
-@pytest.mark.parametrize(("name", "readings"), [("auto-twice", 2), ("auto", 3)])
+@pytest.mark.parametrize(("name", "readings"), [("auto-twice", 2), ("auto-told", 3)])
 def test_what_tokens_stand_for_in_the_model_is_read_first(known, name, readings):
     """Several readings keep what choosing from all layers at once keeps; progress counts all."""
     model, seam, ids = known
@@ -138,7 +138,7 @@ def test_what_tokens_stand_for_in_the_model_is_read_first(known, name, readings)
 def test_a_file_says_what_it_was_made_with(known, tmp_path):
     model, _, _ = known
     text = "The ledger of 1893 names 52 ships and 4711 crates. " * 8
-    dropkv.compress(text, model=model, method="auto-once", budget=0.5, fidelity=False, alpha=0.4).save(
+    dropkv.compress(text, model=model, method="auto", budget=0.5, fidelity=False, alpha=0.4).save(
         tmp_path / "a.kv"
     )
     metadata = read_header(tmp_path / "a.kv").metadata
@@ -155,7 +155,7 @@ def test_the_default_says_so_and_wants_replays(known, tmp_path):
     made.save(tmp_path / "a.kv")
     metadata = read_header(tmp_path / "a.kv").metadata
     assert metadata.method["name"] == "auto"
-    assert metadata.method["together"] == {"heads": 0.4, "balance": 1.0, "scope": "model"}
+    assert metadata.method["together"] == {"heads": 0.27, "balance": 1.0, "scope": "so far"}
     assert (metadata.budget.rule, metadata.budget.alpha, metadata.budget.nested) == ("two orders", 0.3, True)
     assert made.report.prefill_seconds > 0 and made.report.score_seconds > 0
     with pytest.raises(

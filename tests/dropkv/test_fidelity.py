@@ -218,9 +218,9 @@ def test_likelihoods_that_are_not_finite_are_no_measurement(tmp_path: Any) -> No
     model = tiny.model("llama")
     with torch.no_grad():
         model.network.lm_head.weight[0, 0] = torch.inf
-    with pytest.raises(ModelError, match="use another --dtype or --method auto-once"):  # nats would be none
-        dropkv.compress(TEXT, model=model, budget=0.5, chunk=32)
-    made = dropkv.compress(TEXT, model=model, budget=0.5, chunk=32, method="auto-once")
+    with pytest.raises(ModelError, match="use another --dtype or --method auto"):  # nats would be none
+        dropkv.compress(TEXT, model=model, budget=0.5, chunk=32, method="auto-told")
+    made = dropkv.compress(TEXT, model=model, budget=0.5, chunk=32)
     made.save(tmp_path / "made.kv")
     assert made.report.fidelity is None and read_header(tmp_path / "made.kv").metadata.fidelity is None
     assert made.report.fidelity_missing == "the model's predictions are not finite"
@@ -246,7 +246,7 @@ def test_more_of_a_document_is_lost_at_smaller_budgets(smollm2: Model) -> None:
         assert values is not None
         found.append(values)
     kept = [values["kept_information"] for values in found]
-    assert kept[0] > 0.95 > kept[1] > 0.8 and 0.3 < kept[2] < 0.6, kept  # measured: 1.03, 0.91, 0.44
+    assert kept[0] > kept[1] > 0.9 and 0.3 < kept[2] < 0.75, kept  # measured: 1.02, 0.98, 0.54
     paper = dropkv.compress(text, model=smollm2, budget=0.05, method="adadropkv").report.fidelity
     assert paper is not None and paper["kept_information"] < kept[2] / 2, paper  # measured: 0.12
     assert found[0]["agreement"] > found[1]["agreement"] > found[2]["agreement"]

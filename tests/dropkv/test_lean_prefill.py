@@ -185,8 +185,8 @@ def test_a_report_says_what_was_expected(tiny_llama):
     [
         ("adadropkv", "step"),
         ("dropkv", "step"),
-        ("auto-once", "every"),
-        ("auto", "told"),
+        ("auto", "every"),
+        ("auto-told", "told"),
         ("snapkv", "p"),
         ("adakv", "p"),
         ("kvzip", "p"),

@@ -354,7 +354,7 @@ def test_a_smaller_budget_is_a_prefix_by_admit(tiny_llama, name, most):
 
 
 @pytest.mark.parametrize(
-    "name", ["auto", "auto-once", "cake", "kvzip", "laprox", "pyramidkv", "h2o", "expected-attention", "criticalkv"]
+    "name", ["auto", "auto-told", "cake", "kvzip", "laprox", "pyramidkv", "h2o", "expected-attention", "criticalkv"]
 )
 def test_sliding_layers_take_no_part_in_shared_budgets(name):
     """The first of three layers slides over 16 tokens: its last 16 entries stay, the others share 2 * 2 * 25 places."""

@@ -65,7 +65,7 @@ def test_weighed_scores_are_their_definition(fused_on_cpu):
     q, k, v, told = draw(4, 4, 8), draw(2, 10, 8), draw(2, 10, 8), draw(2, 4).square()
     told[0, 1] = 0
     q[1, 2] *= 9  # one p near 1
-    method = get("auto")
+    method = get("auto-told")
     context = LayerContext(k, v, 0.4)
     softcap = None if fused_on_cpu else 50.0
     _, got = probe_attention(
@@ -105,11 +105,11 @@ def test_nats_are_read_for_replays_alone():
     for observation, readings in ((replays, 3), (plan_tail(8, N), 2)):
         steps: list[tuple[int, int]] = []
         note = partial(_note, steps)
-        prefill(model, document(), observation, get("auto"), 20, progress=note)
+        prefill(model, document(), observation, get("auto-told"), 20, progress=note)
         assert steps == [(done, 3 * readings) for done in range(1, 3 * readings + 1)]
-    alike = replace(get("auto-twice"), together=get("auto").together)
+    alike = replace(get("auto-twice"), together=get("auto-told").together)
     for mine, theirs in zip(
-        prefill(model, document(), plan_tail(8, N), get("auto"), 20).layers,
+        prefill(model, document(), plan_tail(8, N), get("auto-told"), 20).layers,
         prefill(model, document(), plan_tail(8, N), alike, 20).layers,
         strict=True,
     ):
@@ -124,6 +124,6 @@ def test_the_expected_memory_counts_the_heads_logits():
     model = tiny.model("llama")
     observation = plan_replays(Seam.of(model.tokenizer, name=model.id), document(), 6, 32)
     twice, told = (
-        footprint(model, N, observation, None, methods=(get(name),), kept=20) for name in ("auto-twice", "auto")
+        footprint(model, N, observation, None, methods=(get(name),), kept=20) for name in ("auto-twice", "auto-told")
     )
     assert twice.between == 0 and told.between == 3 * 4 * ((1 << 24) // 600 * 600)
