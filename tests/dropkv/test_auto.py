@@ -57,9 +57,7 @@ def test_the_orders_by_hand():
 
 def test_the_choice_by_hand():
     """One layer, two heads, six tokens, first and last kept; kept 4 and alpha 0.75: three by the own order, two more by the shared one."""
-    method = replace(
-        get("auto"), alpha=0.75, forced_first=1, forced_last=1, pool=None, together=Together(heads=0.5)
-    )
+    method = replace(get("auto"), alpha=0.75, forced_first=1, forced_last=1, pool=None, together=Together(heads=0.5))
     steps = torch.tensor([[0.0, 8, 4, 4, 0, 0], [0, 1, 1, 1, 1, 0]])  # the first head has the larger mean
     sums = torch.tensor([[0.0, 1, 2, 3, 4, 0], [0, 4, 3, 2, 1, 0]])
     layer = LayerScores(steps, torch.stack([torch.ones_like(steps), sums]))
@@ -138,9 +136,7 @@ def test_what_tokens_stand_for_in_the_model_is_read_first(known, name, readings)
 def test_a_file_says_what_it_was_made_with(known, tmp_path):
     model, _, _ = known
     text = "The ledger of 1893 names 52 ships and 4711 crates. " * 8
-    dropkv.compress(text, model=model, method="auto", budget=0.5, fidelity=False, alpha=0.4).save(
-        tmp_path / "a.kv"
-    )
+    dropkv.compress(text, model=model, method="auto", budget=0.5, fidelity=False, alpha=0.4).save(tmp_path / "a.kv")
     metadata = read_header(tmp_path / "a.kv").metadata
     assert metadata.method["together"] == {"heads": 0.27, "balance": 1.0, "scope": "so far"}
     assert metadata.method["pool"] == {"kind": "avg", "size": 11}
