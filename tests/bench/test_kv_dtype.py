@@ -36,7 +36,13 @@ def test_cells_are_the_files_of_compress(tmp_path, monkeypatch):
         answers = dict(zip(stored, bench.answer(list(stored.values())), strict=True))
         for cell, one in stored.items():
             made = dropkv.compress(
-                text, model=model, budget=cell.budget, chunk=40, kv_dtype=cell.kv_dtype, name="noise"
+                text,
+                model=model,
+                method=GIVEN.method,
+                budget=cell.budget,
+                chunk=40,
+                kv_dtype=cell.kv_dtype,
+                name="noise",
             )
             prefix = made.session().prefix
             assert [layer.positions.tolist() for layer in prefix.layers] == [

@@ -33,7 +33,7 @@ LONG = 2000  # tokens: an answer that is not done before anybody looks
 
 
 def opened(model: Model, text: str) -> KVFile:
-    made = dropkv.compress(text, model=model, budget=0.5, chunk=40, fidelity=False)
+    made = dropkv.compress(text, model=model, method="adadropkv", budget=0.5, chunk=40, fidelity=False)
     return KVFile(made.session(), made.metadata, 0.0)
 
 
