@@ -109,7 +109,7 @@ DEFAULTS = CompressSettings()
     default=None,
     show_default="the method's own",
     metavar="SHARE",
-    help="Share of the budget that head-adaptive methods and auto give to every KV head alike, 0 to 1.",
+    help="Share of the budget that head-adaptive and model-wide methods and auto give to every KV head alike, 0 to 1.",
 )
 @click.option(
     "--chunk",

@@ -32,3 +32,9 @@ def cells_of(plan: AccuracyPlan, setting: Setting) -> list[Cell]:
                 continue
             cells.extend(Cell(observer, method, budget) for budget in plan.budgets)
     return cells
+
+
+def left_out(plan: AccuracyPlan) -> list[str]:
+    """Methods that no setting and observer of the plan asks: they need replays, of which it has none."""
+    asked = {cell.method for setting in plan.settings for cell in cells_of(plan, setting)}
+    return [method for method in plan.methods if method not in asked]

@@ -93,6 +93,7 @@ def command(
     """
     chosen = _chosen(plan, options)
     able = _able(chosen)
+    _say_left_out(able)
     from dropkv.bench.results import Results
 
     results = Results(output)
@@ -117,6 +118,19 @@ def command(
         from dropkv.bench.text import accuracy_tables
 
         result(accuracy_tables(lines))
+
+
+def _say_left_out(plan: AccuracyPlan) -> None:
+    """Name the methods that the plan cannot ask. Raises UsageError where it asks none."""
+    from dropkv.bench.cells import left_out
+    from dropkv.errors import UsageError
+
+    names = left_out(plan)
+    wanted = "observe with replays alone: use --observers replay and --settings question-free"
+    if names and len(names) == len(plan.methods):
+        raise UsageError(f"{', '.join(names)} {wanted}")
+    if names:
+        say(f"note: left out are {', '.join(names)}, which {wanted}")
 
 
 def _whole_folder(plan: AccuracyPlan, results: Results, revision: str | None, dtype: str, device: str) -> Model | None:

@@ -409,3 +409,25 @@ def test_groups_are_tasks(dropkv: Dropkv) -> None:
 
     assert {task for tasks in GROUPS.values() for task in tasks} <= set(names())
     assert sorted(GROUPS["all-longbench"]) == sorted(NAMES)
+
+
+def test_methods_that_no_observer_of_a_plan_serves_are_named(dropkv: Dropkv, model: Path, tmp_path: Path) -> None:
+    run = (
+        "bench",
+        "accuracy",
+        "-o",
+        tmp_path / "r",
+        "--model",
+        model,
+        "--tasks",
+        "noise",
+        "--lengths",
+        "256",
+        "--samples",
+        "1",
+    )
+    wanted = "observe with replays alone: use --observers replay and --settings question-free"
+    dropkv(*run, "--methods", "auto", "--observers", "tail").failed_with(2, f"auto {wanted}")
+    assert not (tmp_path / "r").exists()
+    some = dropkv(*run, "--methods", "auto,kvzip,full", "--observers", "tail")
+    assert some.code == 0 and f"note: left out are auto, kvzip, which {wanted}" in some.err
