@@ -93,11 +93,11 @@ def command(
     """
     chosen = _chosen(plan, options)
     able = _able(chosen)
-    _say_left_out(able)
     from dropkv.bench.results import Results
 
     results = Results(output)
     import_compiler()
+    _say_left_out(able)
     from dropkv.bench.accuracy import run_accuracy
     from dropkv.bench.coverage import lines_of
 
