@@ -12,12 +12,11 @@ import argparse
 import json
 from pathlib import Path
 
-from dropkv.bench.packed import WHERE, pack
+from dropkv.bench.packed import WHERE, pack, write_packed
 from dropkv.bench.results import LINES, MACHINES
 from dropkv.errors import DropkvError
 from dropkv_cli.bench.lines import read_json_lines
-from formats.errors import FormatError, naming
-from formats.temporary import replacing
+from formats.errors import FormatError
 
 PACKAGES = ("dropkv", "torch", "triton", "transformers")
 
@@ -38,12 +37,7 @@ def main() -> None:
     try:
         lines = read_json_lines(given.folder / LINES)
         packed = pack(lines, where)
-        with (
-            naming(given.output),
-            replacing(given.output, overwrite=True) as target,
-            open(target, "wb", closefd=False) as file,
-        ):
-            file.write(packed)
+        write_packed(given.output, packed)
     except (DropkvError, FormatError) as error:
         options.exit(getattr(error, "exit_code", 1), f"{error}\n")
     print(f"{given.folder} -> {given.output}: {len(lines):,} lines, {len(packed):,} bytes")

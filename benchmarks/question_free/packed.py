@@ -1,4 +1,4 @@
-"""The study's lines as one small file, from which benchmarks/shares_table.py prints tables: every score, without the answers.
+"""The study's lines as one small file, from which benchmarks/question_free/shares.py prints tables: every score, without the answers.
 
     python -m benchmarks.question_free.packed FOLDER [FOLDER ...] -o benchmarks/lines/NAME.json.gz --machine "one NVIDIA H200"
         --versions "torch 2.11, triton 3.6, transformers 5.17" --date YYYY-MM-DD [--model NAME]
@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import io
 import json
-import math
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dropkv.bench.packed import WHERE
+from dropkv.bench.packed import WHERE, short_mean, short_score, squeezed, write_packed
 from dropkv.bench.results import LINES, Line, key_of
 from dropkv.errors import DropkvError, ResultsError, UsageError
 from dropkv_cli.bench.lines import read_json_lines
-from formats.errors import FormatError, naming, show_path
-from formats.temporary import replacing
+from formats.errors import FormatError, show_path
 
 PACKED = "study 1"
 GROUP = ("task", "length", "seed")
@@ -62,17 +59,14 @@ def pack(lines: Iterable[Line], where: Mapping[str, str], model: str | None = No
     groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Line]]] = defaultdict(lambda: defaultdict(list))
     for line in scores.values():
         groups[key_of(line, GROUP)][key_of(line, ROW)].append(line)
-    content = {
-        "packed": PACKED,
-        "model": model or models[0],
-        **{name: where[name] for name in WHERE},
-        "groups": [_group(key, groups[key]) for key in sorted(groups)],
-    }
-    text = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    file = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=9, mtime=0) as packed:
-        packed.write(text.encode("utf-8", "replace"))
-    return file.getvalue()
+    return squeezed(
+        {
+            "packed": PACKED,
+            "model": model or models[0],
+            **{name: where[name] for name in WHERE},
+            "groups": [_group(key, groups[key]) for key in sorted(groups)],
+        }
+    )
 
 
 def _group(key: tuple[Any, ...], rows: Mapping[tuple[Any, ...], list[Line]]) -> dict[str, Any]:
@@ -87,11 +81,10 @@ def _group(key: tuple[Any, ...], rows: Mapping[tuple[Any, ...], list[Line]]) -> 
 
 def _row(name: tuple[Any, ...], lines: list[Line], asked: list[tuple[int, int]]) -> dict[str, Any]:
     scores = {(line["sample"], line["question"]): line["score"] for line in lines}
-    kept = math.fsum(line["kept_entries"] for line in lines) / len(lines)
     return {
         **dict(zip(ROW, name, strict=True)),
-        "kept_entries": int(kept) if kept.is_integer() else round(kept, 3),
-        "scores": [int(score) if (score := scores.get(one)) in (0, 1) else score for one in asked],  # type: ignore[arg-type]
+        "kept_entries": short_mean([line["kept_entries"] for line in lines]),
+        "scores": [short_score(scores.get(one)) for one in asked],
     }
 
 
@@ -132,12 +125,7 @@ def main() -> None:
     try:
         lines = [line for folder in given.folders for line in lines_below(folder)]
         packed = pack(lines, {name: getattr(given, name) for name in WHERE}, given.model)
-        with (
-            naming(given.output),
-            replacing(given.output, overwrite=True) as target,
-            open(target, "wb", closefd=False) as file,
-        ):
-            file.write(packed)
+        write_packed(given.output, packed)
     except (DropkvError, FormatError) as error:
         options.exit(getattr(error, "exit_code", 1), f"{error}\n")
     print(f"{given.output}: {len(lines):,} lines, {len(packed):,} bytes")

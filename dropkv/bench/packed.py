@@ -13,13 +13,14 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dropkv.bench.results import Line, key_of
 from dropkv.errors import ResultsError, UsageError
-from formats.errors import show_path
+from formats.errors import naming, show_path
+from formats.temporary import replacing
 
 PACKED = 1
 SUFFIX = ".json.gz"
@@ -51,6 +52,11 @@ def pack(lines: Iterable[Line], where: Mapping[str, Any]) -> bytes:
         **{name: where[name] for name in WHERE},
         "cells": [_cell(key, cells[key]) for key in sorted(cells)],
     }
+    return squeezed(content)
+
+
+def squeezed(content: Mapping[str, Any]) -> bytes:
+    """The bytes of a packed file; equal contents, equal bytes."""
     text = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     file = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=9, mtime=0) as packed:
@@ -58,15 +64,31 @@ def pack(lines: Iterable[Line], where: Mapping[str, Any]) -> bytes:
     return file.getvalue()
 
 
+def write_packed(path: Path, packed: bytes) -> None:
+    """Write a packed file, whole or not at all, in place of what is there. Raises FormatError."""
+    with naming(path), replacing(path, overwrite=True) as target, open(target, "wb", closefd=False) as file:
+        file.write(packed)
+
+
+def short_score(score: float | None) -> float | None:
+    """A score as it is written: right and wrong as 1 and 0."""
+    return int(score) if score is not None and score in (0, 1) else score
+
+
+def short_mean(numbers: Collection[float]) -> float:
+    """The mean as it is written: three places at most."""
+    mean = math.fsum(numbers) / len(numbers)
+    return int(mean) if mean.is_integer() else round(mean, 3)
+
+
 def _cell(key: tuple[Any, ...], lines: list[Line]) -> dict[str, Any]:
     ordered = sorted(lines, key=lambda line: (line["sample"], line["question"]))
-    means = {name: math.fsum(line[name] for line in lines) / len(lines) for name in MEANS}
     return {
         **dict(zip(CELL, key, strict=True)),
-        **{name: int(mean) if mean.is_integer() else round(mean, 3) for name, mean in means.items()},
+        **{name: short_mean([line[name] for line in lines]) for name in MEANS},
         "samples": [line["sample"] for line in ordered],
         "questions": [line["question"] for line in ordered],
-        "scores": [int(score) if (score := line["score"]) in (0, 1) else score for line in ordered],
+        "scores": [short_score(line["score"]) for line in ordered],
     }
 
 
