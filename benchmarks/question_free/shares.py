@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.question_free.packed import content_of, unpack
-from benchmarks.question_free.table import FULL
+from benchmarks.question_free.table import FULL, document_of
 from benchmarks.question_free.written import NAME as WRITTEN
 from benchmarks.results_table import better
 from dropkv.bench.packed import WHERE
@@ -103,9 +103,8 @@ def study_of(lines: Iterable[Line], tasks: Sequence[str], lengths: Sequence[int]
     full: dict[Key, float] = {}
     rows: dict[str, Cells] = defaultdict(lambda: defaultdict(dict))
     for line in sorted(chosen, key=lambda one: (places.get(one["task"], 0), *(one[name] for name in ORDER))):
-        task, sample, method = line["task"], line["sample"], line["method"]
-        document: Hashable = sample if task == WRITTEN else (line["seed"], sample)
-        key = (f"{task} at {line['length']:,}" if several else task), document, line["question"]
+        task, method = line["task"], line["method"]
+        key = (f"{task} at {line['length']:,}" if several else task), document_of(line), line["question"]
         if method == FULL:
             full.setdefault(key, line["score"])
         elif method in names or EVERY in names:

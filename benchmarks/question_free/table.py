@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
+from benchmarks.question_free.written import NAME as WRITTEN
 from dropkv.bench.results import Line
 from dropkv.bench.stats import Key, difference, estimate
 
 FULL = "full"
+
+
+def document_of(line: Line) -> Hashable:
+    """What tells a task's documents apart: a sample of a seed; every seed has the same ones of the task `written`."""
+    return line["sample"] if line["task"] == WRITTEN else (line["seed"], line["sample"])
 
 
 def table(lines: Iterable[Line], default: str) -> str:
@@ -17,7 +23,7 @@ def table(lines: Iterable[Line], default: str) -> str:
     scores: dict[str, dict[float, dict[Key, float]]] = defaultdict(lambda: defaultdict(dict))
     nats: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
-        scores[line["method"]][line["budget"]][line["task"], line["sample"], line["question"]] = line["score"]
+        scores[line["method"]][line["budget"]][line["task"], document_of(line), line["question"]] = line["score"]
         if line.get("nats") is not None:
             nats[line["method"]][line["budget"]].append(min(30.0, line["nats"]))
     if FULL not in scores:

@@ -385,6 +385,16 @@ def test_table_sorts_by_the_share_of_the_full_cache():
     assert rows[3].split()[:2] == ["default", "0.500"]
 
 
+def test_table_tells_seeds_apart():
+    lines = []
+    for seed, right in ((3, 8), (4, 2)):
+        for sample in range(10):
+            lines.append(line(method="full", budget=1.0, seed=seed, sample=sample, score=1.0))
+            lines.append(line(method="default", budget=0.1, seed=seed, sample=sample, score=float(sample < right)))
+    rows = table(lines, "default").splitlines()
+    assert rows[0].endswith("20 documents") and rows[2].split()[:4] == ["default", "0.500", "50.0", "0.500"]
+
+
 def test_spread_starts_each_part_once_and_joins_them(tmp_path, monkeypatch, capsys):
     from benchmarks.question_free import spread
 
