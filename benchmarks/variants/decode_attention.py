@@ -7,11 +7,10 @@ Mistral-7B's shape in bfloat16, 6,554 ragged entries a head, tails of 256. Each 
 error against float32, the variant. far and near: columns, stages, warps (registers) of the kernels over prefix and tails, and the lines that a
 program asks for before anything else.
 
-Counted for 64 rows: 27 MB of prefix and 67 MB of tails take 21.9 us; products and exponents over the prefix keep all multiprocessors busy for
-about 20 us, during which tails are read. Measured so far, an NVIDIA H200, the kernels' own clocks: programs over the prefix run from 0 to 25 us,
-those over tails from 2.4 to 38 us, two of them on a multiprocessor beside one of the others and each for 13 us, and the last kernel from 39 to
-43 us. A program over a tail reads 128 KB in four blocks, each of which it asks for when the one before is used up; that is why `ahead` is
-tried: all of a tail, or the first blocks of a chunk, on their way at once. What was tried and is not better: tails on a stream of their own,
+Counted for 64 rows: 27 MB of prefix and 67 MB of tails take 21.9 us at the rate of a copy. Products and exponents over the prefix keep all
+multiprocessors busy, and tails are read meanwhile by two programs beside each of the large ones. Such a program reads 128 KB in four blocks, each of
+which it asks for when the one before is used up; that is why `ahead` is tried: all of a tail, or the first blocks of a chunk, on their way at once.
+What was tried and is not better: tails on a stream of their own,
 before the prefix, put together with it in one kernel, in 2 or 4 parts, other blocks, fewer chunks. What wins becomes MANY and TAILS of
 fused_decode.py; then benchmarks/decode_gpu.py measures whole steps.
 """
