@@ -83,7 +83,7 @@ def prefill(
     if weighed:
         started = time.perf_counter()
         size = _slice(model, document, observation, [method]) if slice_tokens is None else slice_tokens
-        told = nats_of(model, document, size, _part(progress, 0, readings)).unsqueeze(0)
+        told = nats_of(model, [document], size, _part(progress, 0, readings))
         plain = time.perf_counter() - started
     observed = partial(read, model, document, observation, seed=seed, slice_tokens=slice_tokens, fused=fused, told=told)
     if method.reads_twice:
@@ -199,7 +199,7 @@ def read_together(
     if not weighs(observation) or not any("told" in method.needs for method in reader.methods):
         told = None
     elif told is None:
-        told = torch.stack([nats_of(model, document, slice_tokens) for document in documents])
+        told = nats_of(model, documents, slice_tokens)
     cuts = Cuts(n, observation.probes, slice_tokens, together=on_gpu)
     run = PrefillRun(
         model.network, model.geometry, n, observation, reader, seeds, progress, regime, fused=fused, told=told

@@ -41,14 +41,17 @@ def weights(told: Tensor, probe: Probe) -> Tensor:
     return own
 
 
-def nats_of(model: Model, document: Sequence[int], slice_tokens: int, progress: Progress | None = None) -> Tensor:
-    """-ln of the probability of every token given those before it [n], float32 (float64 for float64 models), 0 for the first.
+def nats_of(
+    model: Model, documents: Sequence[Sequence[int]], slice_tokens: int, progress: Progress | None = None
+) -> Tensor:
+    """-ln of the probability of every token given those before it [documents, n], float32 (float64 for float64 models), 0 for the first.
 
-    slice_tokens: what a layer computes at once. Raises ModelError when a layer bypasses the seam, or when nats are not finite.
+    documents: of one length. slice_tokens: what a layer computes of each at once. Raises ModelError when a layer bypasses the seam, or when nats are
+    not finite.
     """
-    n = len(document)
-    ids = torch.tensor([list(document)], device=model.device)
-    positions = torch.arange(n, device=model.device).unsqueeze(0)
+    count, n = len(documents), len(documents[0])
+    ids = torch.tensor([list(document) for document in documents], device=model.device)
+    positions = torch.arange(n, device=model.device).expand(count, -1)
     run = _Plain(model.geometry, n, progress)
     states: list[Tensor] = []
     with torch.inference_mode():
@@ -58,16 +61,19 @@ def nats_of(model: Model, document: Sequence[int], slice_tokens: int, progress: 
             raise ModelError(
                 f"only {run.done} of {len(model.geometry)} layers of {model.id} passed through dropkv: use another model"
             )
-        found = []
+        # one document after another, as if they were one: what the last token of one predicts is thrown away
+        hidden, ids, positions = (part.reshape(1, count * n, *part.shape[2:]) for part in (states[0], ids, positions))
+        found = [hidden.new_zeros(1, dtype=torch.promote_types(hidden.dtype, torch.float32))]
         rows = head_rows(model)
-        for start in range(0, n - 1, rows):
-            part = slice(start, min(n - 1, start + rows))
-            with known_states(model.network, states[0][:, part]):
+        for start in range(0, count * n - 1, rows):
+            part = slice(start, min(count * n - 1, start + rows))
+            with known_states(model.network, hidden[:, part]):
                 logits = run_logits(model.network, ids[:, part], positions[:, part], run, keep=0)[0]
             targets = ids[0, part.start + 1 : part.stop + 1].to(logits.device)
             found.append(cross_entropy(logits, targets, reduction="none"))
     wait_for(model.devices)
-    told = torch.cat([found[0].new_zeros(1), *found]) if found else torch.zeros(1, device=model.device)
+    told = torch.cat([nats.to(found[-1].device) for nats in found]).view(count, n)
+    told[:, 0] = 0
     if not bool(torch.isfinite(told).all()):
         raise ModelError(
             f"{model.id} predicts what is not finite: nothing was written, use another --dtype or --method auto"
@@ -92,15 +98,17 @@ class _Plain:
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        """The attention outputs of a slice of one document."""
-        start, stop = self._span.start, self._span.stop
+        """The attention outputs of a slice, of all documents, whose heads follow one another as if one layer had them all."""
+        start, stop, shape = self._span.start, self._span.stop, q.shape
+        q, k, v = (part.flatten(0, 1) for part in (q, k, v))
         if self._k is None or self._v is None:
-            self._k, self._v = (part.new_empty((part.shape[1], self.n, part.shape[-1])) for part in (k, v))
-        self._k[:, start:stop], self._v[:, start:stop] = k[0], v[0]
+            self._k, self._v = (part.new_empty((len(part), self.n, part.shape[-1])) for part in (k, v))
+        self._k[:, start:stop], self._v[:, start:stop] = k, v
         geometry = self.geometry[layer]
         reach = geometry.window if geometry.kind == "sliding" else None
         seen_k, seen_v = self._k[:, :stop], self._v[:, :stop]
-        return causal_attention(q[0], seen_k, seen_v, scale=scale, reach=reach, softcap=softcap).unsqueeze(0)
+        out = causal_attention(q, seen_k, seen_v, scale=scale, reach=reach, softcap=softcap)
+        return out.view(*shape[:2], *out.shape[1:])
 
     def leave(self, layer: int) -> None:
         """All slices of a layer have run."""

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from benchmarks.question_free.observe import Statistic, Watch, told_by
+from benchmarks.question_free.observe import Statistic, Watch
 from benchmarks.question_free.observers import Observer
 from dropkv.bench.survey import Collector
 from dropkv.models import Model
 from dropkv.prefill import read_together
 from dropkv.prompts import Seam
+from dropkv.told import nats_of
 
 SLICE = 8192  # document tokens a layer computes at once
 
@@ -38,7 +39,7 @@ def read_documents(
     wanted: dict[str, Sequence[str]],
 ) -> list[Reading]:
     """Read documents of one length together, once for each observer in `wanted`, which names the statistics to take from each."""
-    told = told_by(model, documents)
+    told = nats_of(model, documents, SLICE)
     readings: list[Reading] = []
     head = len(seam.head_ids)
     count = len(documents)

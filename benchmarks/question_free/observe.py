@@ -15,14 +15,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dropkv.attention import run_logits
-from dropkv.kernels.causal import causal_attention
 from dropkv.kernels.score import Block, Observed
 from dropkv.methods import Method
 from dropkv.methods._base import MAX_MAX, probability
-from dropkv.models import Model
 
-TOLD_TOKENS = 12_288  # tokens whose logits a GPU holds at once
 TOP = 4  # queries whose mean counts in the "top" statistics
 
 
@@ -233,33 +229,3 @@ def _reduced(how: str, state: Tensor | None, x: Tensor, start: int, replay: Repl
     else:
         new = x.amax(2)
     return new if state is None else torch.maximum(state, new)
-
-
-class Plain:
-    """The run of a plain reading: causal attention, nothing kept."""
-
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """Attention outputs of whole documents."""
-        parts = [
-            causal_attention(*one, scale=scale, reach=window, softcap=softcap) for one in zip(q, k, v, strict=True)
-        ]
-        return torch.stack(parts)
-
-
-def told_by(model: Model, documents: Sequence[Sequence[int]]) -> Tensor:
-    """Nats of every token given those before it, float32 [documents, n]; 0 for the first."""
-    n = len(documents[0])
-    positions = torch.arange(n, device=model.device).unsqueeze(0)
-    losses = torch.zeros((len(documents), n), device=model.device)
-    together = max(1, TOLD_TOKENS // n) if model.device.type == "cuda" else 1
-    with torch.inference_mode():
-        for begin in range(0, len(documents), together):
-            ids = torch.tensor(
-                [list(document) for document in documents[begin : begin + together]], device=model.device
-            )
-            logits = run_logits(model.network, ids, positions.expand(len(ids), -1), Plain(), keep=0)[:, :-1]
-            nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-            losses[begin : begin + together, 1:] = nats.view(len(ids), -1)
-    return losses

@@ -60,7 +60,7 @@ class Layout:
             self.heads.append(torch.tensor(firsts, dtype=torch.int32, device=device))
         self.per_head = max(int(part.diff(dim=1).max()) for part in self.heads)
         self.each = self.tile // self.group
-        self.tiles_most = rows // self.each + len(self.prefixes)
+        self.tiles_most = (rows + len(self.prefixes) * (self.each - 1)) // self.each  # empty ones take up programs
         self.starts, self.whose, self.order = torch.zeros((3, rows), dtype=torch.int32, device=device).unbind()
         self.tiles = torch.zeros((self.tiles_most, 3), dtype=torch.int32, device=device)
 

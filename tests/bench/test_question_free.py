@@ -9,7 +9,7 @@ from benchmarks.question_free import __main__ as study
 from benchmarks.question_free.answering import Asked, answers, likelihoods
 from benchmarks.question_free.documents import read_documents
 from benchmarks.question_free.keep import Ranking, Rule
-from benchmarks.question_free.observe import Replay, told_by
+from benchmarks.question_free.observe import Replay
 from benchmarks.question_free.observers import OBSERVERS, Observer
 from benchmarks.question_free.recipe import Recipe
 from benchmarks.question_free.recipes import DEFAULT, FINALISTS, groups
@@ -168,17 +168,6 @@ def test_replays_know_what_they_repeat_and_predict():
     replay = Replay.of(2, [7, 8, 4, 5, 6], 4)
     assert replay.own.tolist() == [-1, -1, 7, 8, 4, 5, 6]
     assert replay.next.tolist() == [-1, 7, 8, -1, 5, 6, -1]
-
-
-def test_told_is_the_plain_networks_loss():
-    model = tiny.model("llama")
-    ids = torch.tensor(documents())[:, :40]
-    plain = tiny.network("llama")
-    logits = plain(input_ids=ids).logits
-    want = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    told = told_by(model, ids.tolist())
-    torch.testing.assert_close(told[:, 1:].flatten(), want, rtol=1e-4, atol=1e-4)
-    assert told[:, 0].tolist() == [0, 0]
 
 
 class Letters:

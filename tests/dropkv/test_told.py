@@ -32,19 +32,21 @@ def test_nats_are_those_of_the_plain_models_logits(family, monkeypatch):
     monkeypatch.setattr("dropkv.head.LOGITS", 30 * tiny.VOCABULARY)  # three slices
     model = tiny.model(family, dtype=torch.float64)
     steps: list[tuple[int, int]] = []
-    got = nats_of(model, document(), 40, lambda done, total: steps.append((done, total)))
+    one, other = document(), document()[::-1]
+    got = nats_of(model, [one], 40, lambda done, total: steps.append((done, total)))[0]
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    assert (nats_of(model, [other, one], 40)[1] - got).abs().max() < 2e-6
     model.network.set_attn_implementation("eager")
     with torch.inference_mode():
-        logits = model.network(input_ids=torch.tensor([document()]), use_cache=False).logits[0].double()
+        logits = model.network(input_ids=torch.tensor([one]), use_cache=False).logits[0].double()
     model.network.set_attn_implementation("dropkv")
-    want = -logits[:-1].log_softmax(-1).gather(1, torch.tensor(document()[1:]).unsqueeze(1)).squeeze(1)
+    want = -logits[:-1].log_softmax(-1).gather(1, torch.tensor(one[1:]).unsqueeze(1)).squeeze(1)
     assert got[0] == 0 and float((got[1:] - want).abs().max()) < 2e-6 and float(want.std()) > 0.01
-    assert steps == [(1, 3), (2, 3), (3, 3)]
     assert type(next(iter(model.network.base_model.children()))).__name__ != "_Known"
 
 
 def test_a_document_of_one_token_has_no_nats():
-    assert nats_of(tiny.model("llama"), [5], 40).tolist() == [0.0]
+    assert nats_of(tiny.model("llama"), [[5], [7]], 40).tolist() == [[0.0], [0.0]]
 
 
 def test_a_query_weighs_the_token_that_it_predicts():
