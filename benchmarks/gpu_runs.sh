@@ -9,7 +9,7 @@
 #   scoring   30  window scores, selection, gather; ncu after it
 #   prefill  110  compress against transformers' prefill at 32K and 128K
 #   auto      40  what auto, auto-twice and auto-told cost beside adadropkv
-#   decode    70  variants of the decode attention; then the steps
+#   decode    25  decode steps and their attention
 #   loading   35  a file onto the GPU, to the first token
 #   serve    110  dropkv serve under load, in float32 and bfloat16
 #   speed    100  bench speed, answers at 131,072 tokens
@@ -59,9 +59,7 @@ for part in "$@"; do
     prefill) step 200 prefill benchmarks/prefill_gpu.py --repeat 1 ;;
     auto)
         step 90 auto benchmarks/prefill_gpu.py --tokens 32768 --observe replay --method adadropkv,auto,auto-twice,auto-told --repeat 1 ;;
-    decode)
-        SHOWN=40 step 120 decode-variants benchmarks/variants/decode_attention.py
-        step 90 decode benchmarks/decode_gpu.py ;;
+    decode) step 90 decode benchmarks/decode_gpu.py ;;
     loading) step 90 loading benchmarks/load_gpu.py --kinds same --threads 2,4 --token --phases ;;
     serve) step 150 serve benchmarks/serve_load.py --device cuda --model "$model" ;;
     speed)

@@ -3,7 +3,7 @@
     python benchmarks/pack_lines.py FOLDER -o benchmarks/lines/NAME.json.gz
 
 FOLDER holds lines.jsonl. Where and when they were measured comes from the bench's machines.jsonl, there or in the folders of accuracy_many.py;
---machine, --versions and --date say it otherwise. What is kept: dropkv/bench/packed.py.
+--machine, --versions and --date say it otherwise, --model names a model. What is kept: dropkv/bench/packed.py.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def main() -> None:
     options.add_argument("--machine", help='such as "NVIDIA H200"')
     options.add_argument("--versions", help='such as "torch 2.11, transformers 5.17"')
     options.add_argument("--date", help="YYYY-MM-DD")
+    options.add_argument("--model", help="a name for a model whose lines bear that of a folder")
     given = options.parse_args()
     where = measured_on(given.folder)
     where |= {name: value for name in WHERE if (value := getattr(given, name)) is not None}
@@ -36,6 +37,8 @@ def main() -> None:
         options.exit(1, f"{given.folder} does not say where these lines were measured: give {', '.join(lacking)}\n")
     try:
         lines = read_json_lines(given.folder / LINES)
+        if given.model:
+            lines = [line | {"model": given.model} for line in lines]
         packed = pack(lines, where)
         write_packed(given.output, packed)
     except (DropkvError, FormatError) as error:

@@ -30,6 +30,7 @@ def streaming(default: Recipe) -> list[Recipe]:
         shared,
         replace(shared, name="stream 50 %", rule=Rule(alpha=0.5)),
         replace(shared, name="stream 0.27", heads=0.27),
+        replace(shared, name="stream 0.27 by p", heads=0.27, parts=(P,), own=Part("p/sum")),
         replace(shared, name="stream 0.53", heads=0.53),
         replace(shared, name="stream growing", heads=0.27, grow=0.42),
         replace(shared, name="stream, own layer", scope="layer"),

@@ -33,14 +33,12 @@ RESERVED = 4096  # bytes of it that are not for entries
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a kernel works on entries: so many at a time, loaded so many steps ahead, by so many warps, with so many registers a thread. ahead: lines
-    of 128 bytes of keys, and as many of values, that a program asks for before anything else; a power of two, or 0."""
+    """How a kernel works on entries: so many at a time, loaded so many steps ahead, by so many warps, with so many registers a thread."""
 
     columns: int
     stages: int
     warps: int
     registers: int | None = None
-    ahead: int = 0
 
     def fitting(self, tile: int, width: int, itemsize: int, shared: int) -> Blocks:
         """The same, with less at a time where rows of a tile and entries, keys and values together `width` wide, would not fit into so many bytes."""
@@ -98,16 +96,6 @@ def _join(s, v, biggest, total, acc, unit):
 
 
 @triton.jit
-def _ask_for(base, size, LINES: tl.constexpr):
-    """Bring the first LINES lines of 128 bytes of a tensor of `size` elements into the L2 cache; nothing waits for them."""
-    step: tl.constexpr = 1024 // base.dtype.element_ty.primitive_bitwidth
-    place = (base + tl.minimum(tl.arange(0, LINES) * step, size - 1)).to(tl.int64, bitcast=True)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def _block(
     q, keys, values, positions, begin, stop, own, factor, cap, unit, reach, biggest, total, acc,
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, BN: tl.constexpr,
@@ -136,7 +124,7 @@ def _over_prefix(
     Q, TABLE, CHUNKS, TILES, ORDER, LENGTHS, STARTS, OUT, SUMS, factor, cap, reach, q_row, q_head, table_prefix, chunks_prefix, rows,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SOFTCAP: tl.constexpr, REACH: tl.constexpr, STAGES: tl.constexpr, PEEL: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         gdc_launch_dependents()
@@ -152,9 +140,6 @@ def _over_prefix(
     keys = tl.load(entry).to(tl.pointer_type(Q.dtype.element_ty))
     values = tl.load(entry + 1).to(tl.pointer_type(Q.dtype.element_ty))
     keys, values = tl.multiple_of(keys, 16), tl.multiple_of(values, 16)
-    if AHEAD:
-        _ask_for(keys + start.to(tl.int64) * D, (stop - start) * D, AHEAD)
-        _ask_for(values + start.to(tl.int64) * DV, (stop - start) * DV, AHEAD)
 
     line = tl.arange(0, BM)
     real = line < count * GROUP
@@ -200,7 +185,7 @@ def _over_tails(
     Q, KEYS, VALUES, SLOTS, LENGTHS, OUT, SUMS, factor, cap, reach, q_row, q_head, k_row, k_head, v_row, v_head, rows, heads,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, SOFTCAP: tl.constexpr, REACH: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         gdc_launch_dependents()
@@ -215,10 +200,6 @@ def _over_tails(
     slot = tl.load(SLOTS + row).to(tl.int64)
     keys = KEYS + slot * k_row + head * k_head
     values = VALUES + slot * v_row + head * v_head
-    if AHEAD:  # noqa: SIM102  # programs come and go: one that waits for every block in turn leaves memory idle
-        if start < stop:
-            _ask_for(keys + start.to(tl.int64) * D, (stop - start) * D, AHEAD)
-            _ask_for(values + start.to(tl.int64) * DV, (stop - start) * DV, AHEAD)
 
     line = tl.arange(0, BM)
     real = line < GROUP
@@ -346,7 +327,7 @@ def launch(
     _over_prefix[(chunks.shape[1], tiles.shape[0])](
         q, table, chunks, tiles, order, lengths, starts, far, far_sums, factor, cap, reach or 0, q.stride(0), q.stride(1),
         table.stride(0), chunks.stride(0), far.shape[1], **flags, BM=tile,
-        BN=far_blocks.columns, STAGES=far_blocks.stages, PEEL=tile >= LARGE, AHEAD=far_blocks.ahead * early,
+        BN=far_blocks.columns, STAGES=far_blocks.stages, PEEL=tile >= LARGE,
         num_warps=far_blocks.warps, **limit,
     )  # fmt: skip
     with nullcontext() if side is None else torch.cuda.stream(side):
@@ -354,7 +335,7 @@ def launch(
             q, keys, values, slots, lengths, near, near_sums, factor, cap, reach or 0, q.stride(0), q.stride(1),
             keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), near.shape[1], heads,
             **flags, BM=max(16, triton.next_power_of_2(group)), SPLITS=splits,
-            BN=near_blocks.columns, STAGES=near_blocks.stages, AHEAD=near_blocks.ahead * early, num_warps=near_blocks.warps, **follows,
+            BN=near_blocks.columns, STAGES=near_blocks.stages, num_warps=near_blocks.warps, **follows,
         )  # fmt: skip
     if side is not None and main is not None:
         main.wait_stream(side)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel_checks import ROOT, run_check
+from tests.kernel_checks import run_check
 
 FOLDER = Path(__file__).parent
 
@@ -15,10 +15,6 @@ FOLDER = Path(__file__).parent
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_kernels_equal_the_definition(dtype: str) -> None:
     run_check(FOLDER / "check_fused_decode.py", dtype)
-
-
-def test_variants_that_wait_for_a_measurement_equal_the_definition() -> None:
-    run_check(ROOT / "benchmarks" / "variants" / "decode_attention.py", "--check")
 
 
 def test_steps_equal_the_plain_run() -> None:
