@@ -115,6 +115,8 @@ def _plain(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, dict):
+        if len(value) > 2:  # values alone say what they are of a kind and its size, and of no more
+            return "(" + ", ".join(f"{name} {_plain(item)}" for name, item in value.items()) + ")"
         return " ".join(_plain(item) for item in value.values())
     if isinstance(value, list):
         return f"{len(value)} values" if len(value) > 4 else " ".join(_plain(item) for item in value)

@@ -43,3 +43,12 @@ def test_a_dry_run_counts_the_stored_type(dropkv: Dropkv, document, model):
         for kind in ("same", "int8", "int4")
     }
     assert sizes["int4"] < sizes["int8"] < sizes["same"]
+
+
+def test_info_names_the_parts_of_the_default_method(dropkv: Dropkv, document, model, tmp_path):
+    """A pool is its kind and size; how heads come to keep the same tokens has more parts, which say their names."""
+    path = tmp_path / "a.kv"
+    assert dropkv("compress", document, "-o", path, "--model", model, *SETTINGS).code == 0
+    (line,) = [line for line in dropkv("info", path).out.splitlines() if line.startswith("method")]
+    assert "auto, " in line and "pool=avg 11, " in line
+    assert line.endswith("together=(balance 1.0, heads 0.27, scope so far)")
