@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from dropkv.bench.answering import answer_samples
 from dropkv.bench.cells import cells_of
-from dropkv.bench.coverage import lacking, missing
+from dropkv.bench.coverage import begun, lacking, missing
 from dropkv.bench.plan import WITHOUT_BUDGET, AccuracyPlan, Setting
 from dropkv.bench.results import Results
 from dropkv.bench.speed.machine import machine
@@ -127,8 +127,11 @@ def _run_task(
 ) -> bool:
     cells = cells_of(plan, setting)
     started = time.perf_counter()
-    cells = lacking(model, seam, plan, task, length, setting, results, cells)
-    samples = task.samples(model.tokenizer, length, plan.samples, plan.seed, head_tokens=len(seam.head_ids))
+    made = task.samples(model.tokenizer, length, plan.samples, plan.seed, head_tokens=len(seam.head_ids))
+    samples: Iterable[Sample] = made  # each when its turn comes
+    if begun(model, task, length, setting, results):
+        samples = known = list(made)
+        cells = lacking(model, plan, task, known, setting, results, cells)
     before, count, whole = tally.measured + tally.found, 0, True
     for group in _groups(samples, plan.batch):
         todo = [sample for sample in group if missing(plan, task, sample, setting, cells, results, model)]
@@ -153,7 +156,7 @@ def _run_task(
     return whole
 
 
-def _groups(samples: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
+def _groups(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
     group: list[Sample] = []
     for sample in samples:
         group.append(sample)

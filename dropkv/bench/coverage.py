@@ -57,26 +57,30 @@ def is_measured(model: Model, plan: AccuracyPlan, results: Results) -> bool:
         task = get_task(name, data=plan.data, essay=plan.essay)
         for length in plan.lengths:
             for setting in plan.settings:
-                if lacking(model, seam, plan, task, length, setting, results, cells_of(plan, setting)):
+                if not begun(model, task, length, setting, results):
+                    return False
+                samples = list(task.samples(model.tokenizer, length, plan.samples, plan.seed, len(seam.head_ids)))
+                if lacking(model, plan, task, samples, setting, results, cells_of(plan, setting)):
                     return False
     return True
 
 
+def begun(model: Model, task: Task, length: int, setting: Setting, results: Results) -> bool:
+    """Whether there are lines of a task, length and setting."""
+    place = [KEY.index(name) for name in ("model", "task", "length", "setting")]
+    return any(tuple(key[at] for at in place) == (model.id, task.name, length, setting) for key in results.done)
+
+
 def lacking(
     model: Model,
-    seam: Seam,
     plan: AccuracyPlan,
     task: Task,
-    length: int,
+    samples: Sequence[Sample],
     setting: Setting,
     results: Results,
     cells: Sequence[Cell],
 ) -> list[Cell]:
     """The cells of which a line is missing: a method that is added to a plan does not bring the others again."""
-    place = [KEY.index(name) for name in ("model", "task", "length", "setting")]
-    if not any(tuple(key[at] for at in place) == (model.id, task.name, length, setting) for key in results.done):
-        return list(cells)
-    samples = list(task.samples(model.tokenizer, length, plan.samples, plan.seed, len(seam.head_ids)))
     return [
         cell
         for cell in cells
