@@ -88,10 +88,14 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Saves a tiny random model to a folder that transformers can load."""
     from tests import tiny
 
-    def save(**changes: Any) -> Path:
+    def save(*, endless: bool = False, **changes: Any) -> Path:
+        """endless: greedy answers never stop, since some logit is always above the 0 of what would stop them."""
         folder = tmp_path_factory.mktemp("model")
-        tiny.network(**changes).save_pretrained(folder)
-        tiny.tokenizer().save_pretrained(folder)
+        network, tokenizer = tiny.network(**changes), tiny.tokenizer()
+        if endless:
+            network.lm_head.weight.data[[network.config.eos_token_id, tokenizer.eos_token_id]] = 0
+        network.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         return folder
 
     return save

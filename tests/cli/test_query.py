@@ -308,7 +308,7 @@ def test_a_prompt_opens_on_a_terminal(kv: Path, model: Path) -> None:
 def test_ctrl_c_stops_the_answer_and_then_the_prompt(
     dropkv: Dropkv, document: Path, make_model: Callable[..., Path], chat: list[str]
 ) -> None:
-    patient = make_model(max_position_embeddings=200_000, eos_token_id=599)
+    patient = make_model(endless=True, max_position_embeddings=200_000)
     output = document.with_suffix(".kv")
     assert dropkv("compress", document, "-o", output, "--model", patient, *SETTINGS, "--method", "adadropkv").code == 0
     terminal = Terminal("query", output, "--model", patient, *chat, "--max-new-tokens", "100000")
@@ -378,7 +378,7 @@ def test_leaving_says_what_was_not_saved(kv: Path, model: Path, end: bytes) -> N
 def test_ctrl_c_during_a_question_of_the_command_line_ends_it(
     dropkv: Dropkv, document: Path, make_model: Callable[..., Path]
 ) -> None:
-    patient = make_model(max_position_embeddings=200_000, eos_token_id=599)
+    patient = make_model(endless=True, max_position_embeddings=200_000)
     output = document.with_suffix(".kv")
     assert dropkv("compress", document, "-o", output, "--model", patient, *SETTINGS, "--method", "adadropkv").code == 0
     process = start_dropkv(
@@ -394,7 +394,7 @@ def test_ctrl_c_during_a_question_of_the_command_line_ends_it(
 def test_a_redirected_answer_is_there_as_far_as_it_came(
     dropkv: Dropkv, document: Path, make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    patient = make_model(max_position_embeddings=200_000, eos_token_id=599)
+    patient = make_model(endless=True, max_position_embeddings=200_000)
     kv = document.with_suffix(".kv")
     assert dropkv("compress", document, "-o", kv, "--model", patient, *SETTINGS).code == 0
     asked = ("query", kv, "who?", "--model", patient, "--max-new-tokens")

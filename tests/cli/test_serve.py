@@ -38,7 +38,7 @@ def running(*arguments: object) -> Iterator[tuple[subprocess.Popen[bytes], dict[
 @pytest.fixture(scope="module")
 def patient(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model with room for long answers, and a file of it."""
-    model, folder = make_model(max_position_embeddings=65536), tmp_path_factory.mktemp("patient")
+    model, folder = make_model(endless=True, max_position_embeddings=65536), tmp_path_factory.mktemp("patient")
     made = dropkv.compress(
         TEXT, model=str(model), name="harbour.txt", chunk=32, budget=0.5, method="adadropkv", fidelity=False
     )
