@@ -184,7 +184,7 @@ def _layers(layers: tuple[LayerInfo, ...]) -> list[tuple[str, str]]:
         first, last = members[0][0], members[-1][0]
         counts = [layer.entries for _, layer in members]
         entries = f"{counts[0]:,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
-        rows.append(("layers" if not rows else "", f"{first}-{last}: {shape}, {entries} entries in each"))
+        rows.append(("layers" if not rows else "", f"{first}-{last}: {shape}, {entries} entries in each layer"))
     return rows
 
 

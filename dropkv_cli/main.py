@@ -35,5 +35,7 @@ def interrupted(arguments: Sequence[str]) -> int:
 
         with suppress(OSError):  # nobody is left to tell
             files = "; no file is left half-written" if arguments and arguments[0] in WRITERS else ""
+            if list(arguments[:2]) == ["bench", "accuracy"]:
+                files += ", and the same command goes on where it was"
             print(f"dropkv: interrupted{files}", file=sys.stderr, flush=True)
     return INTERRUPTED

@@ -158,6 +158,10 @@ def command(
     transcript = [] if resume is None else read_lines(resume)
     place = for_questions(file, budget, Hub(note=say))
     header = read_header(place)  # what is no KV file is refused before torch is imported
+    if budget is not None:  # and a budget that it cannot give before the model is loaded
+        from dropkv.shrinking import smaller_budget
+
+        smaller_budget(header.metadata, budget, show_path(file))
     if resume is not None:
         check_head(transcript[0], header.metadata, resume)
     _report(bad, as_json)

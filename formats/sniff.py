@@ -78,7 +78,7 @@ def _foreign(head: bytes, size: int) -> FormatError:
     if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:200].lower().startswith(PAGES):
         return NotAKVFile("is a web page, not the file behind it", fix=f"use the page's download link, or {FETCH}")
     if size < 16:
-        return NotAKVFile(f"is too short ({size} bytes)", fix="download or make it again")
+        return NotAKVFile(f"is too short ({size} bytes) to be a KV file", fix="download or make it again")
     if OPENING[2:] in head:
         return CorruptFile("the first bytes are damaged", where="file bytes 0-8")
     if re.match(rb'.{3}[\0-\x05]\0{4}\{\s*"', head, re.DOTALL):  # a header below 100 MB, and no room for it

@@ -4,7 +4,8 @@ A score belongs to a task, a sample (one document) and a question. The mean is t
 of one document are not independent, so documents are what is resampled:
 
 * "Wilson": the score interval of a share, where it holds: every score 0 or 1, one question a document, one task. Also where all scores are 0
-  or all are 1 (a bootstrap would claim certainty there), with documents as the count.
+  or all are 1, with documents as the count, and where the documents of each task are all alike, as far as a share of them could still differ:
+  a bootstrap would claim certainty there.
 * "bootstrap": the percentile interval of RESAMPLES resamplings of the documents inside each task, seeded.
 * "none": one document says nothing about others; the interval is all that is possible.
 """
@@ -59,6 +60,9 @@ def estimate(scores: Scores, *, seed: int = 0) -> Estimate:
     if values in ({0.0}, {1.0}) or (values <= {0.0, 1.0} and len(tasks) == 1 and samples == len(scores)):
         low, high = wilson(mean * samples, samples)
         return Estimate(mean, low, high, "Wilson", len(scores), samples)
+    if _alike(tasks):
+        unseen = wilson(0, samples)[1]
+        return Estimate(mean, max(0.0, mean - unseen), min(1.0, mean + unseen), "Wilson", len(scores), samples)
     low, high = _bootstrap(tasks, seed)
     return Estimate(mean, low, high, "bootstrap", len(scores), samples)
 
@@ -82,6 +86,9 @@ def difference(scores: Scores, first: Scores, *, seed: int = 0) -> Estimate | No
         least = wilson(samples, samples)[0]
         low, high = (least, 1.0) if mean > 0 else (-1.0, -least)
         return Estimate(mean, low, high, "Wilson", len(paired), samples)
+    if _alike(tasks):
+        unseen = wilson(0, samples)[1]
+        return Estimate(mean, max(-1.0, mean - unseen), min(1.0, mean + unseen), "Wilson", len(paired), samples)
     low, high = _bootstrap(tasks, seed)
     return Estimate(mean, low, high, "bootstrap", len(paired), samples)
 
@@ -102,6 +109,11 @@ def _collect(scores: Scores) -> tuple[float, dict[str, tuple[Array, Array]], int
     }
     mean = math.fsum(float(total.sum() / count.sum()) for total, count in tasks.values()) / len(tasks)
     return mean, tasks, sum(len(documents) for documents in sums.values())
+
+
+def _alike(tasks: Mapping[str, tuple[Array, Array]]) -> bool:
+    """Whether every document of a task has the same mean."""
+    return all(np.ptp(sums / counts) < 1e-12 for sums, counts in tasks.values())
 
 
 def _bootstrap(tasks: Mapping[str, tuple[Array, Array]], seed: int) -> tuple[float, float]:

@@ -8,6 +8,17 @@ import pytest
 from dropkv.bench.stats import difference, estimate, wilson
 
 
+def test_documents_that_are_all_alike_do_not_say_certainty():
+    """Two tasks, one always right and one never: a bootstrap has nothing to draw from."""
+    scores = {(task, sample, 0): float(task == "a") for task in "ab" for sample in range(2)}
+    found = estimate(scores)
+    unseen = wilson(0, 4)[1]
+    assert (found.mean, found.low, found.high, found.how) == (0.5, 0.5 - unseen, min(1.0, 0.5 + unseen), "Wilson")
+    other = {key: 0.0 for key in scores}
+    apart = difference(other, scores)
+    assert apart is not None and (apart.mean, apart.low, apart.high) == (-0.5, -0.5 - unseen, -0.5 + unseen)
+
+
 def single(values: list[float], task: str = "a") -> dict[tuple[str, int, int], float]:
     """One question a document."""
     return {(task, index, 0): value for index, value in enumerate(values)}

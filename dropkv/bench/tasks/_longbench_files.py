@@ -114,5 +114,5 @@ def _archive(name: str) -> Path:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise UsageError(
             f"{name}: needs LongBench's files, and the Hub cannot give them ({reason}); unpack {ARCHIVE} of "
-            f"https://huggingface.co/datasets/{REPOSITORY} and give its folder as data"
+            f"https://huggingface.co/datasets/{REPOSITORY} and give its folder with --data"
         ) from None

@@ -39,7 +39,7 @@ QUESTION = (
 def make(name: str, *, data: str | None, essay: str | None) -> Task:
     source, file, address = FILES[name]
     if data is None:
-        raise UsageError(f"{name}: needs {source}; download {address} and give its folder as data")
+        raise UsageError(f"{name}: needs {source}; download {address} and give its folder with --data")
     folder = Path(data).expanduser()
     for candidate in (file, RULER_FILES[name]):
         if (folder / candidate).is_file():
