@@ -27,7 +27,18 @@ from dropkv.models import LayerGeometry
 from dropkv.two_orders import TwoOrders, most_held
 from dropkv.words import Words
 
-WAITS = {"tolist", "item", "__bool__", "__int__", "__float__", "cpu", "nonzero", "masked_select", "bincount", "unique_consecutive"}
+WAITS = {
+    "tolist",
+    "item",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "cpu",
+    "nonzero",
+    "masked_select",
+    "bincount",
+    "unique_consecutive",
+}
 
 
 class Waits(TorchFunctionMode):
@@ -42,7 +53,9 @@ class Waits(TorchFunctionMode):
             isinstance(part, torch.Tensor) and part.dtype == torch.bool
             for part in (args[1] if isinstance(args[1], tuple) else args[1:2])
         )
-        repeats = name == "repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[1], torch.Tensor)
+        repeats = (
+            name == "repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[1], torch.Tensor)
+        )
         self.count += name in WAITS or masked or repeats
         return func(*args, **kwargs)
 
@@ -96,17 +109,17 @@ def main() -> None:
         choice = TwoOrders(kept, n, forced, heads, method.alpha, method.together.heads)
         seconds, most = dict.fromkeys(("orders", "choice", "finish"), 0.0), 0
 
-        def timed(part: str, action: Callable[[], Any]) -> Any:
+        def timed(part: str, action: Callable[..., Any], *given: Any) -> Any:
             wait()
             started = time.perf_counter()
-            made = action()
+            made = action(*given)
             wait()
             seconds[part] += time.perf_counter() - started
             return made
 
         for layer in scores:
-            made = timed("orders", lambda: orders.add(layer))
-            timed("choice", lambda: choice.add(*made))
+            made = timed("orders", orders.add, layer)
+            timed("choice", choice.add, *made)
             most = max(most, sum(len(own.positions) for own in choice.candidates()))
         timed("finish", choice.finish)
         return seconds, most

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -37,14 +36,20 @@ class Contest:
 
 
 def hold(
-    candidates: Candidates, levels: Sequence[float], floor: int, places: int, sharing: int, heads: int
+    candidates: Candidates,
+    levels: Sequence[float],
+    floor: int,
+    places: int,
+    sharing: int,
+    heads: int,
+    looked_at: int = LOOKED_AT,
 ) -> tuple[list[int], Contest]:
     """How many entries of every head can still be kept, and what later heads have to know. Waits for the device once.
 
     levels: of every head so far. floor: the first so many of each head are kept in any case; the others fall in `first`, and `places` > 0 of them
-    are kept in all. heads: of all layers; the `sharing` of them with the highest level share the places.
+    are kept in all. heads: of all layers; the `sharing` of them with the highest level share the places. looked_at: how many entries suffice.
     """
-    ranked = sorted(range(len(levels)), key=lambda head: (-levels[head], head))[:sharing]
+    ranked = by_level(levels)[:sharing]
     counts = [floor] * len(levels)
     free = [candidates.counts[head] - floor for head in ranked]
     sure = sharing - (heads - len(levels))  # so many have a part whatever comes
@@ -55,7 +60,7 @@ def hold(
     if sum(free) <= places:
         kept, least = free, lowest.expand(len(parts))
     else:
-        stride = max(1, sum(free) // LOOKED_AT)
+        stride = max(1, sum(free) // looked_at)
         picks = [size // stride for size in free]
         start, before = candidates.begins(), begins(picks)
         of_pick = [start[head] + floor + stride - 1 - stride * own for head, own in zip(ranked, before, strict=True)]
@@ -76,6 +81,11 @@ def hold(
     bars = [bisect(last, max(above, sure) - 1) for above in range(sharing)]
     scale = torch.cat([lowest, least, -lowest])
     return counts, Contest(sent(levels, device, torch.float64), scale[sent([*bars, len(scale) - 1], device)])
+
+
+def by_level(levels: Sequence[float]) -> list[int]:
+    """Heads, the highest level first, ties to the earlier."""
+    return sorted(range(len(levels)), key=lambda head: (-levels[head], head))
 
 
 def steps(ranks: int, sure: int) -> Iterator[tuple[int, int]]:

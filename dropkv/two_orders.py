@@ -18,10 +18,10 @@ from torch import Tensor
 
 from dropkv.budgets import Kept, floor_of
 from dropkv.candidates import Candidates, sent
-from dropkv.contest import Contest, hold, steps
+from dropkv.contest import Contest, by_level, hold, steps
 from dropkv.paired import TOP, paired
 
-SLACK = 1.125
+SLACK = 1.0625  # every cut copies keys and values
 
 
 class TwoOrders:
@@ -50,9 +50,7 @@ class TwoOrders:
         self._levels += levels
         self._held.add(counts, order, first, ties.gather(1, order))
         if self._places and not self._all and len(self._held) > SLACK * self._left:
-            counts, self._contest = hold(
-                self._held, self._levels, self._floor, self._places, self.sharing, self.heads
-            )
+            counts, self._contest = hold(self._held, self._levels, self._floor, self._places, self.sharing, self.heads)
             self._held.cut(counts)
             self._left = len(self._held)
 
@@ -72,9 +70,8 @@ class TwoOrders:
         """The kept entries of all layers in file order, with their places among the candidates (`Kept.order`)."""
         held, device = self._held, self._held.positions.device
         head, place = held.heads()
-        ranked = sorted(range(len(self._levels)), key=lambda head: (-self._levels[head], head))
-        inside = set(ranked[: self.sharing])
-        outside = sent([one not in inside for one in range(len(ranked))], device)[head].byte()
+        inside = set(by_level(self._levels)[: self.sharing])
+        outside = sent([one not in inside for one in range(len(self._levels))], device, torch.uint8)[head]
         order = torch.sort(head * self.n + held.positions, stable=True).indices
         for key in (~paired(held.first, held.second), outside):  # radix sorts: rising and stable
             order = order[torch.sort(key[order], stable=True).indices]
