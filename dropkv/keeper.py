@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class Keeper:
             standing,
         )
         self._layers: list[LayerEntries] = []
+        self._held: dict[int, list[int]] = {}  # by layer, entries of each head, for rules that share
         self._home: torch.device | None = None
 
     def full(self, layer: int, context: LayerContext, scores: Sequence[LayerScores]) -> None:
@@ -49,7 +51,10 @@ class Keeper:
         self._layers.append(take(context.k, context.v, _on(chosen, context.k.device), scores[0].raw))
         if self._choice.shares:
             for index, counts in zip(self._full, self._choice.held(), strict=False):
-                self._layers[index] = trim(self._layers[index], counts)
+                held = self._held.get(index, counts)
+                if counts != held:
+                    self._layers[index] = shorten(self._layers[index], held, counts)
+                self._held[index] = counts
 
     def sliding(self, layer: int, k: Tensor, v: Tensor) -> None:
         newest = _newest(k, self.geometry[layer].window)
@@ -124,6 +129,24 @@ def trim(entries: LayerEntries, counts: Tensor) -> LayerEntries:
     begins = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     within = torch.arange(len(heads), device=counts.device) - begins
     return pick(entries, entries.offsets[heads] + within, counts)
+
+
+def shorten(entries: LayerEntries, held: Sequence[int], counts: Sequence[int]) -> LayerEntries:
+    """The same where both counts are known: held, what the heads have. The device is not waited for."""
+    cuts = [part for old, new in zip(held, counts, strict=True) for part in (new, old - new)]
+
+    def kept(x: Tensor) -> Tensor:
+        return torch.cat(torch.split(x, cuts)[::2])
+
+    offsets = torch.tensor([0, *accumulate(counts)], dtype=torch.int32).to(entries.offsets.device, non_blocking=True)
+    return LayerEntries(
+        keys=kept(entries.keys),
+        values=kept(entries.values),
+        offsets=offsets,
+        positions=kept(entries.positions),
+        admit=kept(entries.admit),
+        scores=kept(entries.scores),
+    )
 
 
 def pick(entries: LayerEntries, index: Tensor, counts: Tensor) -> LayerEntries:

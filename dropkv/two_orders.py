@@ -4,142 +4,123 @@ A count c of entries per head keeps the first floor(c) = max(forced, floor(alpha
 first heads * (c - floor(c)) in the shared order. A larger count takes more of both, so kept sets are nested and every entry has one `admit`.
 Only the `share` of all heads with the highest level have a part in the shared order; the others' entries come behind all of theirs.
 
-No layer's scores are held whole: after each layer only entries that can still be kept are candidates. Who has a part is known at the end, but
-a head that has one then has one all along, and so have those above it: what these put before an entry is before it for ever.
+No layer's scores are held whole: only entries that can still be kept are candidates (dropkv.contest). A layer that comes in is cut at once by
+what was known when all were last looked at, and all are looked at again when SLACK times as many are held as that left. A GPU is waited for
+once a layer, and once more where all are looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dropkv.budgets import Kept, floor_of, head_order, inverse
+from dropkv.budgets import Kept, floor_of
+from dropkv.candidates import Candidates, sent
+from dropkv.contest import Contest, by_level, hold, steps
+from dropkv.paired import TOP, paired
 
-
-@dataclass(frozen=True)
-class _Held:
-    """A layer's candidates, head after head, those of the own order first, then by the shared one: positions, place in the own order, the
-    shared score and what settles its ties [entries]; counts and level [kv_heads]."""
-
-    positions: Tensor
-    place: Tensor
-    first: Tensor
-    second: Tensor
-    counts: Tensor
-    level: Tensor
-
-    def only(self, keep: Tensor) -> _Held:
-        """The entries marked by keep [entries]."""
-        heads = torch.repeat_interleave(torch.arange(len(self.counts), device=keep.device), self.counts)
-        counts = torch.bincount(heads[keep], minlength=len(self.counts))
-        return _Held(self.positions[keep], self.place[keep], self.first[keep], self.second[keep], counts, self.level)
+SLACK = 1.0625  # every cut copies keys and values
 
 
 class TwoOrders:
-    """The candidates of the layers so far. heads: KV heads of all layers to come; share: of them, 0 for all; kept, forced, alpha as above."""
+    """The candidates of the layers so far. heads: KV heads of all layers to come; share: of them, 0 for all; kept, forced, alpha as above.
+
+    A head's candidates are those that its own order keeps in any case, in that order, and then others by the shared one.
+    """
 
     def __init__(self, kept: int, n: int, forced: Sequence[int], heads: int, alpha: float, share: float = 0.0) -> None:
         self.kept, self.n, self.forced, self.heads, self.alpha = kept, n, tuple(forced), heads, alpha
         self.sharing = sharing_heads(share, heads)
         self._floor = int(floor_of(kept, len(self.forced), alpha))
         self._places = heads * (kept - self._floor)
-        self._layers: list[_Held] = []
+        self._all = self.sharing * (n - self._floor) < self._places  # heads without a part get something
+        self._held = Candidates()
+        self._levels: list[float] = []
+        self._contest: Contest | None = None
+        self._left = 0  # candidates when all were last looked at
+        self._always: Tensor | None = None
 
     def add(self, own: Tensor, shared: Tensor, ties: Tensor, level: Tensor) -> None:
-        """The next layer: scores [kv_heads, n] of the own and of the shared order, what settles ties of both, and level [kv_heads]."""
-        heads, n = own.shape
-        place = inverse(head_order(own, self.forced, ties))
-        sure = place < self._floor
-        order = head_order(torch.where(sure, torch.inf, shared), (), torch.where(sure, -place.double(), ties.double()))
-        place, first, second = (part.gather(1, order).flatten() for part in (place, shared, ties))
-        counts = torch.full((heads,), n, device=own.device)
-        self._layers.append(_Held(order.flatten(), place, first, second, counts, level.double()))
-        self._trim()
+        """The next layer: scores float32 [kv_heads, n] of the own and of the shared order, what settles ties of both, and level [kv_heads]."""
+        order = self._order(own, shared, ties)
+        first = shared.gather(1, order)
+        levels, counts = self._look(first, level.double())
+        self._levels += levels
+        self._held.add(counts, order, first, ties.gather(1, order))
+        if self._places and not self._all and len(self._held) > SLACK * self._left:
+            counts, self._contest = hold(self._held, self._levels, self._floor, self._places, self.sharing, self.heads)
+            self._held.cut(counts)
+            self._left = len(self._held)
 
     def candidates(self) -> list[Kept]:
-        """What every layer so far may still keep; trimming cuts off the end of a head."""
-        return [Kept(layer.positions, layer.place, layer.counts) for layer in self._layers]
+        """What every layer so far may still keep; what is cut off later is the end of a head. Places in the heads stand for `admit`."""
+        return [self._held.of_layer(layer) for layer in range(len(self._held.layers))]
+
+    def newest(self) -> Kept:
+        """The same of the layer that came last."""
+        return self._held.of_layer(-1)
+
+    def held(self) -> list[list[int]]:
+        """How many candidates every head of every layer so far has."""
+        return self._held.held()
 
     def finish(self) -> list[Kept]:
         """The kept entries of all layers in file order, with their places among the candidates (`Kept.order`)."""
-        _, head = self._heads()
-        positions, place, first, second = self._joined()
-        outside = self._ranks()[head] >= self.sharing
-        order = torch.argsort(head * self.n + positions)
-        for key in (second, first, ~outside):
-            order = order[torch.sort(key[order].float(), descending=True, stable=True).indices]
+        held, device = self._held, self._held.positions.device
+        head, place = held.heads()
+        inside = set(by_level(self._levels)[: self.sharing])
+        outside = sent([one not in inside for one in range(len(self._levels))], device, torch.uint8)[head]
+        order = torch.sort(head * self.n + held.positions, stable=True).indices
+        for key in (~paired(held.first, held.second), outside):  # radix sorts: rising and stable
+            order = order[torch.sort(key[order], stable=True).indices]
         free = place[order] >= self._floor
         order = order[~free | (free.cumsum(0) <= self._places)]  # what is kept, in the shared order
-        line = torch.arange(1, self.kept + 1, device=order.device)
+        line = torch.arange(1, self.kept + 1, device=device)
         floors = torch.as_tensor(floor_of(line, len(self.forced), self.alpha))
-        sure_from = torch.searchsorted(floors, place[order], right=True) + 1
+        own, head = place[order].clamp(max=self._floor), head[order]
+        sure_from = torch.searchsorted(floors, own, right=True) + 1
         admit = admits(sure_from, self.heads * (line - floors).clamp(min=0))
-        by_own = sure_from <= admit
-        tie = torch.where(by_own, place[order], self.n + torch.arange(len(order), device=order.device))
-        into = torch.argsort(tie)
-        for key in (admit, head[order]):
-            into = into[torch.sort(key[into], stable=True).indices]
-        return self._cut(order[into], admit[into])
+        # by head and admit; what its own order admits comes first, in that order
+        key = (head * (self.kept + 1) + admit) * (self.n + 1) + torch.where(sure_from <= admit, own, self.n)
+        into = torch.sort(key, stable=True).indices
+        return self._by_layer(order[into], admit[into], head)
 
-    def _cut(self, chosen: Tensor, admit: Tensor) -> list[Kept]:
-        """Kept entries by layer, from their numbers among all candidates."""
-        sizes = [len(layer.positions) for layer in self._layers]
-        layer_of = torch.repeat_interleave(
-            torch.arange(len(sizes), device=chosen.device), torch.tensor(sizes, device=chosen.device)
-        )
-        per_layer = torch.bincount(layer_of[chosen], minlength=len(sizes)).tolist()
+    def _by_layer(self, chosen: Tensor, admit: Tensor, head: Tensor) -> list[Kept]:
+        """Kept entries by layer, from their numbers among all candidates; head: of each, in any order."""
+        held = self._held
+        kept = torch.bincount(head, minlength=len(held.counts))
+        counts = torch.split(kept, held.layers)
+        sizes = torch.stack([own.sum() for own in counts]).tolist()
         found, start = [], 0
-        for layer, size, own, own_admit in zip(
-            self._layers, sizes, torch.split(chosen, per_layer), torch.split(admit, per_layer), strict=True
-        ):
-            inside = own - start
-            heads = torch.repeat_interleave(torch.arange(len(layer.counts), device=own.device), layer.counts)
-            kept = torch.bincount(heads[inside], minlength=len(layer.counts))
-            found.append(Kept(layer.positions[inside], own_admit, kept, inside))
-            start += size
+        parts = zip(torch.split(chosen, sizes), torch.split(admit, sizes), counts, held.held(), strict=True)
+        for numbers, own_admit, own_counts, candidates in parts:
+            found.append(Kept(held.positions[numbers], own_admit, own_counts, numbers - start))
+            start += sum(candidates)
         return found
 
-    def _trim(self) -> None:
-        """Drop what no later layer can bring back."""
-        if self.sharing * (self.n - self._floor) < self._places:
-            return  # heads without a part get something, so all entries still count
-        counts, head = self._heads()
-        _, place, first, _ = self._joined()
-        rank = self._ranks()[head]
-        free = place >= self._floor
-        keep = ~free
-        sure = self.sharing - (self.heads - len(counts))  # so many heads have a part whatever comes
-        order = torch.sort(torch.where(free, first, -torch.inf), descending=True).indices
-        ranks_in_order, free_in_order = rank[order], free[order]
-        start = 0
-        while start < min(self.sharing, len(counts)):
-            stop = min(max(start + max(1, start // 4), sure), self.sharing)
-            before = (free_in_order & (ranks_in_order <= max(start, sure - 1))).cumsum(0)
-            last = torch.searchsorted(before, torch.tensor([self._places], device=before.device)).clamp(
-                max=len(order) - 1
-            )
-            least = torch.where(before[-1] > self._places, first[order[last]], -torch.inf)  # of the best so many above
-            keep |= free & (rank >= start) & (rank < stop) & (first >= least) & (self._places > 0)
-            start = stop
-        parts = torch.split(keep, [len(layer.positions) for layer in self._layers])
-        self._layers = [layer.only(part) for layer, part in zip(self._layers, parts, strict=True)]
+    def _order(self, own: Tensor, shared: Tensor, ties: Tensor) -> Tensor:
+        """A layer's positions [kv_heads, n]: the `floor` that its own order keeps in any case, in that order, then all others by the shared one."""
+        keys = paired(shared, ties)
+        if self._floor:
+            best = paired(own, ties)
+            if self.forced:
+                if self._always is None or self._always.device != own.device:
+                    self._always = sent(list(self.forced), own.device)
+                best[:, self._always] = TOP - torch.arange(len(self.forced), device=own.device)
+            sure = torch.sort(best, dim=1, descending=True, stable=True).indices[:, : self._floor]
+            keys.scatter_(1, sure, (TOP - torch.arange(self._floor, device=own.device)).expand_as(sure))
+        return torch.sort(keys, dim=1, descending=True, stable=True).indices
 
-    def _ranks(self) -> Tensor:
-        """The rank of every head so far by its level; ties to the earlier."""
-        level = torch.cat([layer.level for layer in self._layers])
-        return inverse(torch.sort(level, descending=True, stable=True).indices)
-
-    def _heads(self) -> tuple[Tensor, Tensor]:
-        """Candidates of every head so far, and the head of every candidate."""
-        counts = torch.cat([layer.counts for layer in self._layers])
-        return counts, torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-
-    def _joined(self) -> tuple[Tensor, ...]:
-        names = ("positions", "place", "first", "second")
-        return tuple(torch.cat([getattr(layer, name) for layer in self._layers]) for name in names)
+    def _look(self, first: Tensor, level: Tensor) -> tuple[list[float], list[int]]:
+        """The levels of a new layer's heads, and how many of its entries, in order, can still be kept by what is known of earlier layers."""
+        heads, n = first.shape
+        if self._contest is None:
+            return level.tolist(), [n if self._places else self._floor] * heads
+        reached = (first[:, self._floor :] >= self._contest.bar(level).unsqueeze(1)).sum(1)
+        levels, counts = torch.stack([level, reached.double()]).tolist()
+        return levels, [self._floor + int(count) for count in counts]
 
 
 def sharing_heads(share: float, heads: int) -> int:
@@ -148,22 +129,21 @@ def sharing_heads(share: float, heads: int) -> int:
 
 
 def most_held(kept: int, n: int, forced: int, layers: Sequence[int], alpha: float, share: float) -> int:
-    """Candidates after the layer that leaves most of them, where all heads score alike; layers: the KV heads of each."""
+    """Candidates when most of them are held, where all heads score alike; layers: the KV heads of each."""
     heads = sum(layers)
     sharing = sharing_heads(share, heads)
     floor = int(floor_of(kept, forced, alpha))
     places, most, so_far = heads * (kept - floor), 0, 0
+    if sharing * (n - floor) < places:
+        return heads * n
     for own in layers:
         so_far += own
-        if sharing * (n - floor) < places:
-            return heads * n
-        held, start, sure = so_far * floor, 0, sharing - (heads - so_far)
-        while start < min(sharing, so_far):
-            stop = min(max(start + max(1, start // 4), sure), sharing, so_far)
-            held += (stop - start) * min(n - floor, places // max(start + 1, min(sure, so_far)))
-            start = stop
-        most = max(most, held)
-    return most
+        sure = sharing - (heads - so_far)
+        left = so_far * floor
+        for start, stop in steps(min(sharing, so_far), sure):
+            left += (stop - start) * min(n - floor, places // max(start + 1, sure))
+        most = max(most, left)
+    return min(heads * n, int(SLACK * most))
 
 
 def admits(sure_from: Tensor, places: Tensor) -> Tensor:

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 LONGEST = 32  # tokens of a run; writing without spaces would make whole clauses of it
+LENGTHS = (1, 8, LONGEST)  # runs are added up with those of like length: most are short
 SPACE = "\u2581"  # how SentencePiece writes a space, which its decoders drop at the start of a text
 
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """A document's n tokens in runs. own int64 [n]: the run of every token; members int64 [runs, longest]: the positions of each run, n where
-    there is no more."""
+    """A document's n tokens in runs. own int64 [n]: the run of every token. members: of runs of up to 1, 8 and LONGEST tokens, where there are
+    any, int64 [runs, longest], the positions of each, n where there is no more; place int64 [n]: where these have every token's run."""
 
     own: Tensor
-    members: Tensor
+    members: tuple[Tensor, ...]
+    place: Tensor
 
     @classmethod
     def of(cls, tokenizer: Any, ids: Sequence[int], device: torch.device) -> Words:
@@ -39,14 +41,27 @@ class Words:
         own = torch.tensor(list(numbers), dtype=torch.int64)
         sizes = torch.bincount(own)
         starts = sizes.cumsum(0) - sizes
-        line = torch.arange(int(sizes.max()))
-        members = torch.where(line < sizes.unsqueeze(1), starts.unsqueeze(1) + line, len(own))
-        return cls(own.to(device), members.to(device))
+        members: list[Tensor] = []
+        places, most, shorter = torch.empty_like(sizes), int(sizes.max()), 0
+        for longest in LENGTHS:
+            some = ((sizes > shorter) & (sizes <= longest)).nonzero()[:, 0]
+            places[some] = sum(map(len, members)) + torch.arange(len(some))
+            if len(some):
+                line = torch.arange(min(longest, most))
+                found = starts[some].unsqueeze(1) + line
+                members.append(torch.where(line < sizes[some].unsqueeze(1), found, len(own)))
+            shorter = longest
+        return cls(own, tuple(members), places[own]).to(device)
+
+    def to(self, device: torch.device) -> Words:
+        """The same on a device."""
+        return Words(self.own.to(device), tuple(own.to(device) for own in self.members), self.place.to(device))
 
     def sums(self, x: Tensor) -> Tensor:
         """x [..., n] with every entry replaced by the sum over its run. Nothing is added up by atomics: equal inputs, equal sums."""
         padded = torch.cat([x, x.new_zeros((*x.shape[:-1], 1))], -1)
-        return padded[..., self.members].sum(-1)[..., self.own]
+        parts = [padded[..., own].sum(-1) if own.shape[1] > 1 else padded[..., own[:, 0]] for own in self.members]
+        return torch.cat(parts, -1)[..., self.place]
 
 
 def runs(pieces: Sequence[str]) -> list[int]:

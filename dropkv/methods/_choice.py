@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from dropkv.budgets import Kept, recent_half, select, two_stages
@@ -55,7 +56,7 @@ class Choice:
         if isinstance(self._shared, TwoOrders):
             assert self._orders is not None
             self._shared.add(*self._orders.add(scores))
-            return self._shared.candidates()[-1]
+            return self._shared.newest()
         ranked = self.method.comparable(scores, self.kept, self.forced)
         if isinstance(self._shared, BestSoFar):
             self._shared.add(ranked, scores.raw)
@@ -68,9 +69,13 @@ class Choice:
         """Whether layers share entries, so that `held` changes."""
         return self._shared is not None
 
-    def held(self) -> list[Tensor]:
-        """Entries of every head [kv_heads] of every layer so far that are still held."""
-        return [kept.counts for kept in (self._done if self._shared is None else self._shared.candidates())]
+    def held(self) -> list[list[int]]:
+        """Entries of every head of every layer so far that are still held."""
+        if isinstance(self._shared, TwoOrders):
+            return self._shared.held()
+        counts = [kept.counts for kept in (self._done if self._shared is None else self._shared.candidates())]
+        every = iter(torch.cat(counts).tolist() if counts else ())  # the device is asked once
+        return [[next(every) for _ in own] for own in counts]
 
     def finish(self) -> list[Kept]:
         """The kept entries of every layer in file order: the first of what was held."""

@@ -70,5 +70,5 @@ class Orders:
         if self._words is None:
             self._words = Words.alone(like.shape[-1], like.device)
         if self._words.own.device != like.device:
-            self._words = Words(self._words.own.to(like.device), self._words.members.to(like.device))
+            self._words = self._words.to(like.device)
         return self._words

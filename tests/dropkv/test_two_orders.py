@@ -7,8 +7,9 @@ import itertools
 import pytest
 import torch
 
+from benchmarks.selection import Waits
 from dropkv.budgets import floor_of, forced_positions
-from dropkv.two_orders import TwoOrders, admits
+from dropkv.two_orders import TwoOrders, admits, most_held
 
 
 def definition(own, shared, ties, level, count, forced, alpha, share):
@@ -99,18 +100,66 @@ def test_file_order_does_not_depend_on_the_budget():
         assert torch.equal(big.positions[keep], little.positions) and torch.equal(big.admit[keep], little.admit)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.4])
+@pytest.mark.parametrize("rising", [-1, 0, 1])
+def test_layers_with_heads_of_their_own_number(share, rising):
+    """Many layers, whose levels rise, fall or are alike: later ones are cut as they come in, and nothing that is kept is lost."""
+    n, count, forced = 30, 4, forced_positions(30, 1, 1)
+    layers = [3, 1, 4, 1, 5, 2, 3, 1, 2, 4]
+    generator = torch.Generator().manual_seed(layers[0] + rising)
+    first = [0, *itertools.accumulate(layers)]
+    own, shared, ties = (torch.randn((first[-1], n), generator=generator) for _ in range(3))
+    level = torch.cat([torch.rand(heads, generator=generator) + rising * i for i, heads in enumerate(layers)])
+    choice = TwoOrders(count, n, forced, first[-1], 0.5, share)
+    for start, stop in itertools.pairwise(first):
+        choice.add(own[start:stop], shared[start:stop], ties[start:stop], level[start:stop])
+        newest = choice.newest()
+        assert newest.counts.tolist() == choice.held()[-1]
+        assert newest.positions.tolist() == choice.candidates()[-1].positions.tolist()
+    assert sum(choice.held()[0]) < layers[0] * n and sum(choice.held()[-1]) < layers[-1] * n
+    got = set()
+    for start, kept in zip(first, choice.finish(), strict=False):
+        heads = torch.repeat_interleave(torch.arange(len(kept.counts)), kept.counts) + start
+        got |= set(zip(heads.tolist(), kept.positions.tolist(), strict=True))
+    assert got == definition(own, shared, ties, level, count, forced, 0.5, share)
+
+
 def test_candidates_stay_few():
-    """Alike heads in many layers: with a share of them at most the budget's part of one harmonic sum is held, far from everything."""
+    """Alike heads in many layers: what a prefill counts with is what is held, far from everything."""
     generator = torch.Generator().manual_seed(1)
     layers, heads, n, count = 40, 2, 400, 20
-    for share, most in ((0.0, 1.01), (0.4, 4.0)):
+    for share, most in ((0.0, 1.07), (0.4, 3.4)):
         choice = TwoOrders(count, n, [], layers * heads, 0.0, share)
         peak = 0
         for _ in range(layers):
             own, shared = torch.rand((2, heads, n), generator=generator)
             choice.add(own, shared, own, torch.rand(heads, generator=generator))
-            peak = max(peak, sum(len(kept.positions) for kept in choice.candidates()))
-        assert peak <= most * layers * heads * count
+            peak = max(peak, sum(map(sum, choice.held())))
+        expected = most_held(count, n, 0, [heads] * layers, 0.0, share)
+        assert 0.95 * expected < peak < 1.03 * expected and expected <= most * layers * heads * count
+
+
+def test_most_held_by_hand():
+    # 20 places for two of four heads: 20 of them when both are known, and a sixteenth
+    assert most_held(5, 10, 0, [2, 2], 0.0, 0.5) == 21
+    # floors 4, 30 places for three of six heads, 16 left in each: after two layers 16 + 15 + 10 and four floors, 57, and a sixteenth
+    assert most_held(9, 20, 2, [2, 2, 2], 0.5, 0.5) == 60
+    assert most_held(16, 20, 0, [2, 2], 0.0, 0.5) == 80  # more places than the sharing heads have entries
+
+
+def test_a_layer_asks_the_device_twice_at_most():
+    """Once for its levels and counts, once more when all that is held is looked at."""
+    generator = torch.Generator().manual_seed(2)
+    choice = TwoOrders(30, 600, forced_positions(600, 2, 2), 60, 0.3, 0.27)
+    asked = []
+    for _ in range(20):
+        own, shared, ties = torch.rand((3, 3, 600), generator=generator)
+        with Waits() as waits:
+            choice.add(own, shared, ties, torch.rand(3, generator=generator))
+            choice.newest()
+            choice.held()
+        asked.append(waits.count)
+    assert max(asked) == 2 and min(asked) == 1
 
 
 def test_admits_by_hand():
