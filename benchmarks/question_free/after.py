@@ -11,7 +11,7 @@ against 1; by score: as much as their score is of that one's. keys and values me
 rest: the mean of all that went, counted as many. bias for what went: kept entries heavier, by what replays paid to those that went. scored
 again: from twice the budget, by replays that see what is left. second look: of the entries of a file of the budget --file those that the
 question's tokens look at, once the question has been read with all of the file: most in each head, most of all heads, or as auto's recipe would
-choose by p; read again: the question read once more, with these alone.
+choose by p.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CHANGES = (
 )
 LOOK = "stream 0.27 by p"
 SCOPES = ("heads", "model-wide", "recipe")
-LOOKS = (*(f"second look, {scope}" for scope in SCOPES), "second look, recipe, read again")
+LOOKS = tuple(f"second look, {scope}" for scope in SCOPES)
 NAMES = (*CHANGES, *LOOKS)
 Cell = tuple[str, float]
 Enough = Callable[[Sequence[int]], bool]
@@ -106,9 +106,8 @@ class Document:
         def read(rows: Mapping[Cell, Entries], watched: int | None = None) -> tuple[EntriesRun, Tensor]:
             return read_question(self.model, list(rows.values()), tokens, n, most, watched)
 
-        for budget in budgets:
-            rows = {(name, budget): entries for name, entries in self.rows(budget).items()}
-            answer(rows, *read(rows))
+        rows = {(name, budget): own for budget in budgets for name, own in self.rows(budget).items()}
+        answer(rows, *read(rows))
         whole = self.ranking.keep(file)
         rows = {(AUTO, file): self.of(whole), (FULL, 1.0): self.of(torch.ones_like(whole))}
         run, first = read(rows, watched=0)
@@ -118,8 +117,6 @@ class Document:
                 looks[f"second look, {scope}", budget] = self.of(keep)
         answer(looks, run.going_on(0, list(looks.values())), first[:1].expand(len(looks)))
         answer(rows, run, first)
-        rows = {(LOOKS[-1], budget): looks[LOOKS[-2], budget] for budget in budgets}
-        answer(rows, *read(rows))
         return found
 
 
