@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.question_free.documents import SLICE, Reading
-from benchmarks.question_free.observe import Glance, Statistic, Watch
+from benchmarks.question_free.observe import Glance, Replay, Statistic, Watch
 from benchmarks.question_free.observers import Observer
 from dropkv.bench.survey import Collector
 from dropkv.kernels.score import Attended, Observed
@@ -28,8 +28,8 @@ LEAST = 1e-6  # of a replay's attention to its own tokens
 class Recorder(Watch):
     """A watch that holds on to the queries; of one document, on a CPU."""
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def __init__(self, replays: Sequence[Replay], kv_heads: int) -> None:
+        super().__init__([Statistic.of(name) for name in STATISTICS], replays, None, 1, kv_heads)
         self.queries: list[Attended] = []
 
     def __call__(self, queries: Observed) -> Tensor:
@@ -114,15 +114,13 @@ class Replays:
 
 def read_replays(model: Model, seam: Seam, document: Sequence[int], observer: Observer) -> tuple[Reading, Replays]:
     """`read_documents` of one document and one observer with STATISTICS, and its replays."""
-    told = torch.zeros(1, len(document))  # nats are not asked for
     observation, plan = observer.plan(seam, document, len(seam.head_ids))
-    geometry = model.geometry[0]
-    recorder = Recorder([Statistic.of(name) for name in STATISTICS], plan, told, 1, geometry.kv_heads)
+    recorder = Recorder(plan, model.geometry[0].kv_heads)
     collector = Collector([recorder.method()], model.geometry)
     read_together(model, [document], [observation], collector, seeds=[0], slice_tokens=SLICE)
     parts = torch.stack([scores[0].beside for scores in collector.scores])
     layers, _, heads, n = parts.shape
     seen = parts.view(layers, len(STATISTICS), -1, heads, n).permute(1, 0, 3, 2, 4)
-    reading = Reading(tuple(document), collector.keys, collector.values, told[0])
+    reading = Reading(tuple(document), collector.keys, collector.values, torch.zeros(n))  # nobody asks for nats
     reading.seen["replay"] = dict(zip(STATISTICS, seen, strict=True))
     return reading, Replays(reading, recorder.queries, [probe.scored for probe in observation.probes])
