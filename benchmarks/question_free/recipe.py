@@ -90,6 +90,12 @@ class Recipe:
     def ranking(self, seen: Seen, told: Tensor, text: Text, budget: float = 0.05) -> Ranking:
         """The order in which a document's entries are kept. told float32 [n]: nats of its tokens. budget: what `grow` goes by. Of several
         documents of one length at once: everything with one dimension more in front."""
+        return Ranking(self.rule, *self.scores(seen, told, text, budget))
+
+    def scores(
+        self, seen: Seen, told: Tensor, text: Text, budget: float = 0.05
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What `ranking` goes by, [..., layers, kv_heads, n] each: the scores, those that settle ties, and what decides inside a head."""
         raw = self._scores(seen, told)
         pooled = _pooled(self._balanced(raw), self.pool, text)
         if self.balance == "pooled mean":
@@ -115,7 +121,7 @@ class Recipe:
         if self.seed:
             best = self.seed_part.of(seen).topk(min(self.seed, raw.shape[-1]), -1).indices
             pooled = pooled.scatter(-1, best, torch.finfo(torch.float32).max)
-        return Ranking(self.rule, pooled, raw, None if self.own is None else self.own.of(seen))
+        return pooled, raw, None if self.own is None else self.own.of(seen)
 
     def _standing(self, x: Tensor) -> Tensor:
         """Means over heads, [..., 1, 1, n] or [..., layers, 1, n]."""

@@ -1,6 +1,6 @@
 """Tables of docs/question-free.md: every recipe's share of the full cache, with paired differences to one of them.
 
-    python -m benchmarks.question_free.shares LINES [--tasks noise,prose] [--lengths 1536]
+    python -m benchmarks.question_free.shares LINES [--tasks noise,prose] [--lengths 1536] [--budgets 0.05,0.1]
         [--recipes "kvzip;two 0.27, 30 % by step/sum=auto-twice;*"] [--against default] [--points] [--by-task] [--targets 0.65,0.85,0.97] [--better]
 
 LINES is a file of benchmarks/question_free/packed.py. --recipes chooses and, behind =, names anew; * are all others, and names beside it
@@ -179,6 +179,7 @@ def main() -> None:
     options.add_argument("lines", type=Path, metavar="LINES")
     options.add_argument("--tasks", default="")
     options.add_argument("--lengths", default="")
+    options.add_argument("--budgets", default="")
     options.add_argument("--recipes", default=EVERY)
     options.add_argument("--against", default="default", help="a shown name, or full")
     options.add_argument("--points", action="store_true")
@@ -190,7 +191,9 @@ def main() -> None:
         content = content_of(given.lines)
         tasks = [task for task in given.tasks.split(",") if task]
         lengths = [int(length) for length in given.lengths.split(",") if length]
-        study = study_of(unpack(content), tasks, lengths, names_of(given.recipes))
+        budgets = [float(budget) for budget in given.budgets.split(",") if budget]
+        lines = (line for line in unpack(content) if not budgets or line["budget"] in budgets or line["method"] == FULL)
+        study = study_of(lines, tasks, lengths, names_of(given.recipes))
         if given.against != FULL and given.against not in study.rows:
             raise UsageError(f"no row {given.against!r} that was chosen: name another --against")
         targets = [float(target) for target in given.targets.split(",") if target]
@@ -202,10 +205,10 @@ def main() -> None:
         everything = {(name, "none"): cells for name, cells in study.rows.items()}
         print(*better(everything | {(FULL, "none"): {1.0: study.full}}, (given.against, "none")), sep="\n")
         return
-    budgets = [f"{100 * budget:g} %" for budget in study.budgets]
+    shown = [f"{100 * budget:g} %" for budget in study.budgets]
     first = ["task", "recipe"] if given.by_task else ["recipe"]
-    print(f"| {' | '.join([*first, 'mean', *budgets])} |")
-    print("|---" * (len(budgets) + len(first) + 1) + "|")
+    print(f"| {' | '.join([*first, 'mean', *shown])} |")
+    print("|---" * (len(shown) + len(first) + 1) + "|")
     if targets:
         cells = [f"{target:.2f}" for target in targets]
         print(f"| {' | '.join(['to reach', *[''] * len(first), *cells])} |")

@@ -164,6 +164,11 @@ def test_the_mean_is_that_of_tasks_and_tasks_can_stand_alone(
     assert both[2:4] == ["| noise at 100 | default | 1.000 | 1.000 |", "| noise at 4,096 | default | 0.000 | 0.000 |"]
     one = printed(tmp_path, monkeypatch, capsys, lengths, "--lengths", "4096", "--by-task")
     assert one[2] == "| noise | default | 0.000 | 0.000 |"
+    budgets = row("full", [1.0] * 2) + row("default", [1.0] * 2) + row("default", [0.0] * 2, budget=0.25)
+    assert printed(tmp_path, monkeypatch, capsys, budgets, "--budgets", "0.25")[:3:2] == [
+        "| recipe | mean | 25 % |",
+        "| default | 0.000 | 0.000 |",
+    ]
 
 
 def test_written_documents_count_once_and_fewer_documents_are_said(
