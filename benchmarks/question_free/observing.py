@@ -17,7 +17,7 @@ def observing(default: Recipe) -> list[Recipe]:
     auto = next(recipe for recipe in streaming(default) if recipe.name == "stream 0.27")
     both = {
         f"{fused} of replay and {observer}": (fuse, observer)
-        for observer in ("own questions", "task alone")
+        for observer in ("own answers", "task alone")
         for fused, fuse in (("max", "max"), ("mean", "mean"), ("ranks", "ranks"))
     }
     return [
