@@ -88,9 +88,7 @@ class Study:
         if self.notes is not None:
             names = [self.line(task, sample, seed, "", 0.0, 0) for sample in samples]
             written = [self.notes.of(name, document) for name, document in zip(names, ids, strict=True)]
-        readings = read_documents(
-            self.model, self.seam, ids, OBSERVERS, self.wanted, notes=written, nats=self.nats
-        )
+        readings = read_documents(self.model, self.seam, ids, OBSERVERS, self.wanted, notes=written, nats=self.nats)
         cells = [(FULL, 1.0)] + [(recipe.name, budget) for recipe in self.recipes for budget in self.budgets]
         keeps = self.keeps(readings)
         for number in range(max(len(sample.questions) for sample in samples)):

@@ -1,8 +1,8 @@
 """What is seen while a document is read with replays: many statistics of every key at once, each per query head.
 
-One prefill gives them all, for all observers. They are collected through `Method.beside_window`, which is handed the replayed queries themselves, so nothing of
-the library knows about them. "told" statistics weigh a query by how little the document's own words told of the token it predicts: the
-negative log-likelihood of that token in a plain reading (nats). "copy" is what a query pays to the very token it is to repeat next, "same"
+One prefill gives them all, for all observers. They are collected through `Method.beside_window`, which is handed the probes' queries themselves,
+so nothing of the library knows about them. "told" statistics weigh a query by how little the document's own words told of the token it predicts:
+the negative log-likelihood of that token in a plain reading (nats). "copy" is what a query pays to the very token it is to repeat next, "same"
 to the one it has just repeated.
 """
 
