@@ -1,4 +1,4 @@
-"""Many recipes of the question-free compression on the same documents: one prefill for each observer, all kept sets answered in one batch.
+"""Many recipes of the question-free compression on the same documents: one prefill with all observers, all kept sets answered in one batch.
 
     python -m benchmarks.question_free -o FOLDER [--tasks noise,prose,four-keys] [--samples 64] [--seed 2] [--tokens 1536]
         [--budgets 0.05,0.1,0.25] [--groups today,score,...] [--recipes "default;told"] [--model smollm2-135m] [--likelihood]
@@ -6,7 +6,8 @@
     python -m benchmarks.question_free -o FOLDER [FOLDER ...] --table
     python -m benchmarks.question_free --list
 
-FOLDER/lines.jsonl holds one line for each document, recipe and budget; a run goes on where one stopped. Processes that run at once need folders
+FOLDER/lines.jsonl holds one line for each document, recipe and budget, own.jsonl what the model asked about each document itself, where a
+recipe looks through that; a run goes on where one stopped. Processes that run at once need folders
 of their own; --part 0/2 measures every second document, --part 1/2 the others, and --table puts folders together. The seed is one for choosing:
 figures that are reported anywhere as results must come from others. --likelihood asks, in place of an answer, how likely the right one is
 behind what the full cache says before it; documents that the full cache cannot answer are left out then. It is cheaper and finer, and no accuracy.
@@ -24,6 +25,7 @@ import torch
 from benchmarks.question_free.answering import Asked, answers, likelihoods
 from benchmarks.question_free.documents import Reading, read_documents
 from benchmarks.question_free.observers import OBSERVERS
+from benchmarks.question_free.own import Notes
 from benchmarks.question_free.recipe import Recipe
 from benchmarks.question_free.recipes import DEFAULT, FINALISTS, groups
 from benchmarks.question_free.table import FULL, table
@@ -54,6 +56,10 @@ class Study:
             self.wanted.setdefault(observer, []).append(statistic)
         if not recipes:
             self.wanted = {"replay": ["p/max"]}  # a document is read through an observer, whoever looks at it
+        self.nats = any(recipe.needs_nats for recipe in recipes)
+        self.notes: Notes | None = None
+        if any(OBSERVERS[observer].own for observer in self.wanted):
+            self.notes = Notes(model, self.seam, results.path.parent)
 
     def line(self, task: Task, sample: Sample, seed: int, recipe: str, budget: float, question: int) -> Line:
         """What names a result."""
@@ -78,7 +84,11 @@ class Study:
     def measure(self, task: Task, samples: Sequence[Sample], seed: int) -> None:
         """Read documents of one length together and measure every recipe at every budget."""
         ids = [[*self.seam.head_ids, *sample.document_ids] for sample in samples]
-        readings = read_documents(self.model, self.seam, ids, OBSERVERS, self.wanted)
+        written = None
+        if self.notes is not None:
+            names = [self.line(task, sample, seed, "", 0.0, 0) for sample in samples]
+            written = [self.notes.of(name, document) for name, document in zip(names, ids, strict=True)]
+        readings = read_documents(self.model, self.seam, ids, OBSERVERS, self.wanted, notes=written, nats=self.nats)
         cells = [(FULL, 1.0)] + [(recipe.name, budget) for recipe in self.recipes for budget in self.budgets]
         keeps = self.keeps(readings)
         for number in range(max(len(sample.questions) for sample in samples)):

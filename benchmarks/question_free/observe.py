@@ -1,8 +1,8 @@
 """What is seen while a document is read with replays: many statistics of every key at once, each per query head.
 
-One prefill gives them all. They are collected through `Method.beside_window`, which is handed the replayed queries themselves, so nothing of
-the library knows about them. "told" statistics weigh a query by how little the document's own words told of the token it predicts: the
-negative log-likelihood of that token in a plain reading (nats). "copy" is what a query pays to the very token it is to repeat next, "same"
+One prefill gives them all, for all observers. They are collected through `Method.beside_window`, which is handed the probes' queries themselves,
+so nothing of the library knows about them. "told" statistics weigh a query by how little the document's own words told of the token it predicts:
+the negative log-likelihood of that token in a plain reading (nats). "copy" is what a query pays to the very token it is to repeat next, "same"
 to the one it has just repeated.
 """
 
@@ -110,20 +110,21 @@ class Statistic:
 @dataclass(frozen=True)
 class Replay:
     """One probe's tokens: `own` is the document position that each repeats, `next` that of the token it predicts, -1 where there is none, both
-    int64 [tokens] on the CPU; `first` is the first scored document position."""
+    int64 [tokens] on the CPU; `first` is the first scored document position; `turn` counts the probes of one observer that score the same keys."""
 
     own: Tensor
     next: Tensor
     first: int
+    turn: int = 0
 
     @classmethod
-    def of(cls, asking: int, places: Sequence[int], first: int) -> Replay:
+    def of(cls, asking: int, places: Sequence[int], first: int, turn: int = 0) -> Replay:
         """An instruction of `asking` tokens, then the tokens at `places`."""
         own = torch.tensor([-1] * asking + list(places))
         following = torch.roll(own, -1)
         following[-1] = -1
         follows = (following == own + 1) | (own < 0)  # what comes after a jump cannot be predicted
-        return cls(own, torch.where(follows, following, -1), first)
+        return cls(own, torch.where(follows, following, -1), first, turn)
 
     def alike(self, other: Replay) -> bool:
         """Whether both repeat their chunks in the same order."""
@@ -133,28 +134,30 @@ class Replay:
         )
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Probes of one observer that score no key twice, and what is wanted of them."""
+
+    observer: str
+    statistics: tuple[Statistic, ...]
+    replays: tuple[Replay, ...]
+
+
 class Watch:
-    """Collects statistics of the replays of documents that are read together; made for one prefill.
+    """Collects statistics of the probes of documents that are read together; made for one prefill, which has the probes of all turns in order.
 
     told float32 [documents, n]: nats of every token in a plain reading, needed for "told" alone. kv_heads: of one document.
     """
 
-    def __init__(
-        self,
-        statistics: Sequence[Statistic],
-        replays: Sequence[Replay],
-        told: Tensor | None,
-        documents: int,
-        kv_heads: int,
-    ) -> None:
-        self.statistics = tuple(statistics)
-        self.replays = tuple(replays)
+    def __init__(self, turns: Sequence[Turn], told: Tensor | None, documents: int, kv_heads: int) -> None:
+        self.turns = tuple(turns)
+        self.replays = [(number, replay) for number, turn in enumerate(turns) for replay in turn.replays]
         self.told, self.documents, self.kv_heads = told, documents, kv_heads
         self.seen = 0  # replays, which come in their order, layer after layer
 
     def method(self) -> Method:
         """What makes a prefill call this watch."""
-        projected = any(one.look in ("step-wo", "p-value") for one in self.statistics)
+        projected = any(one.look in ("step-wo", "p-value") for turn in self.turns for one in turn.statistics)
         return Method(
             "watch",
             "statistics",
@@ -166,32 +169,37 @@ class Watch:
         )
 
     def __call__(self, queries: Observed) -> Tensor:
-        """[statistics * G, kv_heads, columns] of one probe in one layer, or of neighbours of one shape; `kv_heads` are those of all documents,
-        one probe after another."""
+        """[statistics of all turns * G, kv_heads, columns] of one probe in one layer, or of neighbours of one shape; `kv_heads` are those of all
+        documents, one probe after another. 0 for what other turns see: no statistic is less."""
         kv_heads, group, _, columns = queries.shape
         count = kv_heads // (self.documents * self.kv_heads)
-        replays = [self.replays[(self.seen + number) % len(self.replays)] for number in range(count)]
-        replay = replays[0]
-        if any(not one.alike(replay) for one in replays):
+        places = [self.replays[(self.seen + number) % len(self.replays)] for number in range(count)]
+        turn, replay = places[0]
+        replays = [one for _, one in places]
+        statistics = self.turns[turn].statistics
+        if any(number != turn or not one.alike(replay) for number, one in places):
             raise ValueError("probes of one shape repeat their chunks in different orders: read one document at a time")
         self.seen += count
-        collected: list[list[Tensor]] = [[] for _ in self.statistics]
+        collected: list[list[Tensor]] = [[] for _ in statistics]
         for heads in queries.slabs():
             owners = torch.arange(kv_heads)[heads] // self.kv_heads
-            states: list[Tensor | None] = [None] * len(self.statistics)
+            states: list[Tensor | None] = [None] * len(statistics)
             for start, stop, block in queries.blocks(heads):
                 glance = Glance(block, group)
                 told = None
                 if self.told is not None:
                     told = torch.cat([self._told(one, start, stop) for one in replays])[owners]
-                for index, one in enumerate(self.statistics):
+                for index, one in enumerate(statistics):
                     x = LOOKS[one.look](glance)
                     states[index] = _reduced(one.reduction, states[index], x, start, replay, told)
-            for state, one, parts in zip(states, self.statistics, collected, strict=True):
+            for state, one, parts in zip(states, statistics, collected, strict=True):
                 assert state is not None
                 finish = FINISH.get(one.reduction)
                 parts.append(state if finish is None else finish(state))
-        whole = torch.stack([torch.cat(parts) for parts in collected])  # [statistics, kv_heads, G, columns]
+        own = torch.stack([torch.cat(parts) for parts in collected])  # [statistics, kv_heads, G, columns]
+        before = sum(len(one.statistics) for one in self.turns[:turn])
+        whole = own.new_zeros((sum(len(one.statistics) for one in self.turns), *own.shape[1:]))
+        whole[before : before + len(own)] = own
         return whole.transpose(1, 2).reshape(-1, kv_heads, columns)
 
     def _told(self, replay: Replay, start: int, stop: int) -> Tensor:
@@ -201,6 +209,14 @@ class Watch:
         known = replay.next[start:stop] >= 0
         weights[:, known.to(weights.device)] = self.told[:, replay.next[start:stop][known]]
         return weights
+
+
+def joined(how: str, parts: Sequence[Tensor]) -> Tensor:
+    """One statistic of several turns, reduced in this way over the queries of all; "top" is that of the turn that has the largest."""
+    whole = torch.stack(list(parts))
+    if how == "sum":
+        return whole.sum(0)
+    return whole.square().square().sum(0).sqrt().sqrt() if how == "l4" else whole.amax(0)
 
 
 def _reduced(how: str, state: Tensor | None, x: Tensor, start: int, replay: Replay, told: Tensor | None) -> Tensor:

@@ -87,6 +87,12 @@ class Recipe:
             parts.append(self.standing)
         return {(part.observer, part.statistic) for part in parts}
 
+    @property
+    def needs_nats(self) -> bool:
+        """Whether the nats of the document's tokens count for it."""
+        told = any(statistic.endswith("/told") for _, statistic in self.wanted)
+        return told or self.surprise > 0 or (self.together > 0 and self.standing is None)
+
     def ranking(self, seen: Seen, told: Tensor, text: Text, budget: float = 0.05) -> Ranking:
         """The order in which a document's entries are kept. told float32 [n]: nats of its tokens. budget: what `grow` goes by. Of several
         documents of one length at once: everything with one dimension more in front."""

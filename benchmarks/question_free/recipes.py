@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from benchmarks.question_free.bases import AROUND, AROUNDS, STEP, TOLD, P, each, rules, scores
 from benchmarks.question_free.keep import Rule
+from benchmarks.question_free.observing import observing
 from benchmarks.question_free.recipe import Part, Recipe
 from benchmarks.question_free.streaming import streaming
 from benchmarks.question_free.together import together
@@ -116,4 +117,5 @@ def groups(head_tokens: int) -> dict[str, list[Recipe]]:
             ]
         ],
         "streaming": streaming(today),
+        "other observers": observing(today),
     } | together()
