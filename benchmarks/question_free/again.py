@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.question_free.documents import SLICE, Reading
-from benchmarks.question_free.observe import Glance, Replay, Statistic, Watch
+from benchmarks.question_free.observe import Glance, Replay, Statistic, Turn, Watch
 from benchmarks.question_free.observers import Observer
 from dropkv.bench.survey import Collector
 from dropkv.kernels.score import Attended, Observed
@@ -29,7 +29,8 @@ class Recorder(Watch):
     """A watch that holds on to the queries; of one document, on a CPU."""
 
     def __init__(self, replays: Sequence[Replay], kv_heads: int) -> None:
-        super().__init__([Statistic.of(name) for name in STATISTICS], replays, None, 1, kv_heads)
+        turn = Turn("replay", tuple(Statistic.of(name) for name in STATISTICS), tuple(replays))
+        super().__init__([turn], None, 1, kv_heads)
         self.queries: list[Attended] = []
 
     def __call__(self, queries: Observed) -> Tensor:
