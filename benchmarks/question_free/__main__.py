@@ -24,6 +24,7 @@ import torch
 
 from benchmarks.question_free.answering import Asked, answers, likelihoods
 from benchmarks.question_free.documents import Reading, read_documents
+from benchmarks.question_free.lines import line_of, missing
 from benchmarks.question_free.observers import OBSERVERS
 from benchmarks.question_free.own import Notes
 from benchmarks.question_free.recipe import Recipe
@@ -33,7 +34,7 @@ from benchmarks.question_free.text import Text
 from benchmarks.question_free.written import named
 from dropkv import load_model
 from dropkv.bench.asked import question_tokens
-from dropkv.bench.results import Line, Results, key_of
+from dropkv.bench.results import Line, Results
 from dropkv.bench.tasks import Question, Sample, Task
 from dropkv.errors import ResultsError, UsageError
 from dropkv.models import Model
@@ -61,32 +62,17 @@ class Study:
         if any(OBSERVERS[observer].own for observer in self.wanted):
             self.notes = Notes(model, self.seam, results.path.parent)
 
-    def line(self, task: Task, sample: Sample, seed: int, recipe: str, budget: float, question: int) -> Line:
-        """What names a result."""
-        names = {"model": self.model.id, "task": task.name, "length": sample.length, "setting": "question-free"}
-        return names | {
-            "observer": "replay",
-            "method": recipe,
-            "budget": budget,
-            "seed": seed,
-            "sample": sample.index,
-            "question": question,
-        }
-
     def missing(self, task: Task, sample: Sample, seed: int) -> bool:
         """Whether a document still has something to measure."""
         cells = [(recipe.name, budget) for recipe in self.recipes for budget in self.budgets] + [(FULL, 1.0)]
-        lines = [
-            self.line(task, sample, seed, *cell, number) for cell in cells for number in range(len(sample.questions))
-        ]
-        return any(key_of(line) not in self.results.done for line in lines)
+        return missing(self.results, self.model, task, sample, seed, cells)
 
     def measure(self, task: Task, samples: Sequence[Sample], seed: int) -> None:
         """Read documents of one length together and measure every recipe at every budget."""
         ids = [[*self.seam.head_ids, *sample.document_ids] for sample in samples]
         written = None
         if self.notes is not None:
-            names = [self.line(task, sample, seed, "", 0.0, 0) for sample in samples]
+            names = [line_of(self.model, task, sample, seed, ("", 0.0), 0) for sample in samples]
             written = [self.notes.of(name, document) for name, document in zip(names, ids, strict=True)]
         readings = read_documents(self.model, self.seam, ids, OBSERVERS, self.wanted, notes=written, nats=self.nats)
         cells = [(FULL, 1.0)] + [(recipe.name, budget) for recipe in self.recipes for budget in self.budgets]
@@ -145,7 +131,7 @@ class Study:
         lines = []
         for (recipe, budget), answer in zip(cells, given, strict=True):
             prediction = self.model.tokenizer.decode(answer, skip_special_tokens=True)
-            line = self.line(task, sample, seed, recipe, budget, number)
+            line = line_of(self.model, task, sample, seed, (recipe, budget), number)
             lines.append(line | {"score": task.score(prediction, question), "prediction": prediction})
         return lines
 
@@ -163,7 +149,7 @@ class Study:
         question = sample.questions[number]
         prediction = self.model.tokenizer.decode(told, skip_special_tokens=True)
         score = self._score(task, told, question)
-        full = self.line(task, sample, seed, FULL, 1.0, number) | {"score": score, "prediction": prediction}
+        full = line_of(self.model, task, sample, seed, (FULL, 1.0), number) | {"score": score, "prediction": prediction}
         if score < 1 or not told:
             return [full]
         scores = [self._score(task, told[:end], question) for end in range(len(told) + 1)]
@@ -173,7 +159,7 @@ class Study:
         lines = [full]
         measured = likelihoods(self.model, asked, told[:begin], told[begin:end])
         for (recipe, budget), (nats, right) in zip(cells[1:], measured[1:], strict=True):
-            line = self.line(task, sample, seed, recipe, budget, number)
+            line = line_of(self.model, task, sample, seed, (recipe, budget), number)
             lines.append(line | {"score": float(right), "nats": round(nats, 4)})
         return lines
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from benchmarks.question_free import changed
 from benchmarks.question_free.again import read_replays
 from benchmarks.question_free.entries import Entries, EntriesRun, answers_of, read_question
+from benchmarks.question_free.lines import Cell, line_of, missing
 from benchmarks.question_free.observers import Observer
 from benchmarks.question_free.recipes import groups
 from benchmarks.question_free.table import FULL
@@ -33,7 +34,7 @@ from benchmarks.question_free.text import Text
 from benchmarks.question_free.written import named
 from dropkv import load_model
 from dropkv.bench.asked import question_tokens
-from dropkv.bench.results import Line, Results, key_of
+from dropkv.bench.results import Results
 from dropkv.bench.tasks import Question, Sample, Task
 from dropkv.errors import ResultsError
 from dropkv.models import Model
@@ -54,7 +55,6 @@ LOOK = "stream 0.27 by p"
 SCOPES = ("heads", "model-wide", "recipe")
 LOOKS = tuple(f"second look, {scope}" for scope in SCOPES)
 NAMES = (*CHANGES, *LOOKS)
-Cell = tuple[str, float]
 Enough = Callable[[Sequence[int]], bool]
 
 
@@ -130,17 +130,9 @@ class Study:
         self.seam = Seam.of(model.tokenizer, name=model.id)
         self.cells = [(FULL, 1.0), (AUTO, file), *((name, budget) for name in NAMES for budget in budgets)]
 
-    def line(self, task: Task, sample: Sample, seed: int, cell: Cell, question: int) -> Line:
-        """What names a result."""
-        names = {"model": self.model.id, "task": task.name, "length": sample.length, "setting": "question-free"}
-        own = {"observer": "replay", "method": cell[0], "budget": cell[1]}
-        return names | own | {"seed": seed, "sample": sample.index, "question": question}
-
     def missing(self, task: Task, sample: Sample, seed: int) -> bool:
         """Whether a document still has something to measure."""
-        numbers = range(len(sample.questions))
-        lines = (self.line(task, sample, seed, cell, number) for cell in self.cells for number in numbers)
-        return any(key_of(line) not in self.results.done for line in lines)
+        return missing(self.results, self.model, task, sample, seed, self.cells)
 
     def measure(self, task: Task, sample: Sample, seed: int) -> None:
         """Read a document and answer all its questions."""
@@ -157,7 +149,7 @@ class Study:
             lines = []
             for cell in self.cells:
                 answer, count = found[cell]
-                line = self.line(task, sample, seed, cell, number)
+                line = line_of(self.model, task, sample, seed, cell, number)
                 lines.append(line | {"score": score(answer), "kept_entries": count})
             self.results.add(lines)
 
