@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 
 # Quantisation methods and what they need: the module to look for and the package that brings it.
+TOKENIZERS = (
+    "tokenizer.json",
+    "*.model",
+    "vocab.*",
+    "*.tiktoken",
+    "tekken.json",
+)  # files of which a tokenizer can be made
+NO_TOKENIZER = "{}: has no tokenizer; put tokenizer.json beside its config.json"
 PACKAGES = {
     "gptq": {"gptqmodel": "gptqmodel", "optimum": "optimum"},
     "awq": {"gptqmodel": "gptqmodel"},
@@ -195,11 +203,13 @@ def _tokenizer(folder: Path, gguf: str | None, checkpoint: Checkpoint) -> Any:
     except Exception as error:
         if out_of_memory(error):
             raise
+        if gguf is None and not any(file for pattern in TOKENIZERS for file in folder.glob(pattern)):
+            raise ModelError(NO_TOKENIZER.format(name)) from error
         raise ModelError(
             f"{name}: its tokenizer cannot be loaded ({_first_line(error)}); put tokenizer.json beside its config.json"
         ) from error
     if not tokenizer or not len(tokenizer.get_vocab()):
-        raise ModelError(f"{name}: has no tokenizer; put tokenizer.json beside its config.json")
+        raise ModelError(NO_TOKENIZER.format(name))
     # Answers are shown as decoded. Older releases of transformers ignore this for BPE anyway, with a long warning at the first answer.
     tokenizer.clean_up_tokenization_spaces = False
     return tokenizer

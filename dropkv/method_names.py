@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
 from dropkv.errors import UsageError
@@ -21,11 +22,12 @@ def method_files() -> dict[str, str]:
     return {HYPHENATED.get(stem, stem): stem for stem in stems}
 
 
-def method_file(name: str) -> str:
-    """The module of a method; UsageError with the nearest names where there is no such method."""
+def method_file(name: str, others: Iterable[str] = ()) -> str:
+    """The module of a method; UsageError with the nearest names, of `others` as well, where there is no such method."""
     files = method_files()
     if name in files:
         return files[name]
-    near = difflib.get_close_matches(name, sorted(files), n=3, cutoff=0.4)
-    advice = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(files))}"
+    known = sorted({*files, *others})
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    advice = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}"
     raise UsageError(f"unknown method {name!r}: {advice}")

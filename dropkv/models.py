@@ -240,7 +240,14 @@ def _finish(network: Any, tokenizer: Any, checkpoint: Checkpoint) -> Model:
 
 
 def _model(network: Any, tokenizer: Any, checkpoint: Checkpoint, device: torch.device) -> Model:
-    """What a network, with weights or without, and where it came from say of a model."""
+    """What a network, with weights or without, and where it came from say of a model. Raises ModelError for another model's tokenizer."""
+    spelled, rows = int(getattr(tokenizer, "vocab_size", 0)), int(network.get_input_embeddings().weight.shape[0])
+    if (
+        spelled - len(getattr(tokenizer, "added_tokens_decoder", ())) > rows
+    ):  # some models have no row for a token of images
+        raise ModelError(
+            f"{checkpoint.id}: its tokenizer has {spelled:,} tokens, the model has {rows:,}; put the tokenizer that belongs to the model there"
+        )
     return Model(
         network=network,
         tokenizer=tokenizer,

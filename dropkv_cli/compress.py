@@ -78,7 +78,8 @@ DEFAULTS = CompressSettings()
     metavar="WHAT",
     shell_complete=offer("replay", "tail", "question:", "questions:"),
     help="Where observation queries come from: replay, the document repeated chunk by chunk; tail, its last tokens; "
-    "question:TEXT, the one question that will be asked; questions:FILE, a line for each sample question or description.",
+    "question:TEXT, the one question that will be asked; questions:FILE, a line for each sample question or description "
+    "(lines that start with # are skipped).",
 )
 @click.option(
     "--system",
@@ -245,7 +246,7 @@ def _note_unused(settings: CompressSettings) -> None:
 
 def _check_settings(settings: CompressSettings) -> None:
     """An unknown method, a system text that is none, or a questions file that cannot be read, before anything slow is imported."""
-    from dropkv.observers.questions import read_questions
+    from dropkv.question_files import read_questions
 
     assert settings.method is not None  # since the settings were made
     method_file(settings.method)

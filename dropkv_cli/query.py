@@ -195,29 +195,17 @@ def _all_questions(written: Sequence[str], file: str | None) -> list[str]:
     """The questions of the command line, - standing for those of standard input, and then those of -f."""
     if [*written, file].count(STDIN) > 1:
         raise UsageError("standard input is named twice: give - once, as a question or with -f")
-    asked = []
+    asked: list[str] = []
     for question in written:
         asked += _from_file(STDIN) if question == STDIN else [question]
-    return asked if file is None else asked + _from_file(file)
+    return asked if file is None else [*asked, *_from_file(file)]
 
 
-def _from_file(name: str) -> list[str]:
+def _from_file(name: str) -> Sequence[str]:
     """The questions of a file or standard input; raises QuestionError when it cannot be read or holds none."""
-    shown = "standard input" if name == STDIN else show_path(name)
-    try:
-        if name == STDIN:
-            text = sys.stdin.buffer.read().decode("utf-8-sig")
-        else:
-            with open(name, encoding="utf-8-sig") as lines:
-                text = lines.read()
-    except (OSError, UnicodeDecodeError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise QuestionError(f"{shown}: cannot be read ({reason}): give a text file with one question a line") from None
-    questions = [line.strip() for line in text.splitlines()]
-    questions = [line for line in questions if line and not line.startswith("#")]
-    if not questions:
-        raise QuestionError(f"no question in {shown}: write one a line")
-    return questions
+    from dropkv.question_files import questions_in, read_questions
+
+    return questions_in(sys.stdin.buffer.read(), "standard input") if name == STDIN else read_questions(name)
 
 
 def _sorted_out(questions: list[str]) -> tuple[list[str], list[tuple[str, str]]]:

@@ -86,7 +86,7 @@ class AccuracyPlan:
         """Raise UsageError with the nearest names for a method that does not exist."""
         for name in self.methods:
             if name not in CONTROLS:
-                method_file(name)
+                method_file(name, CONTROLS)
 
 
 def read_plan(path: str | Path, **overrides: Any) -> AccuracyPlan:

@@ -206,7 +206,8 @@ def explain(error: Exception, hub: Hub, subject: object, *, writing: bool = Fals
     if broken_off(error) and "Connect" not in type(error).__name__:
         return f"the connection broke off ({_reason(error)}); run it again"
     if unreachable(error):
-        return f"the Hub cannot be reached ({hub.url}); check the network or HF_ENDPOINT, or use a file of this machine"
+        instead = "" if writing else ", or use a file of this machine"
+        return f"the Hub cannot be reached ({hub.url}); check the network or HF_ENDPOINT{instead}"
     if isinstance(error, known.HFValidationError):
         return f"{_reason(error)}; check the spelling"
     if isinstance(error, OSError | RuntimeError | ValueError):

@@ -52,9 +52,9 @@ cannot.
 
 * `tail` and `question:TEXT`: the last `--window` queries of the document, or of the question behind it, observe as the table says.
 * `replay` and `questions:FILE`: every token of every replay or question observes. Odds scores are not squared; the largest value of any query,
-  head, replay and question counts (cake and tova keep their own reduction over one replay's queries); pooling is max 5; the template's head, the
-  first 4 and the last 4 tokens are always kept. Methods that need no observer stay as they are, and so do kvzip's lack of pooling and all of
-  `auto`, `auto-twice` and `auto-told`, which are made for replays.
+  head, replay and question counts (cake and tova keep their own reduction over one replay's queries); pooling is max 5, so that restkv is nested;
+  the template's head, the first 4 and the last 4 tokens are always kept. Methods that need no observer stay as they are, and so do kvzip's lack
+  of pooling and all of `auto`, `auto-twice` and `auto-told`, which are made for replays.
 """
 
 

@@ -3,7 +3,8 @@ e_1 = i_1, e_t = 0.7 e_(t-1) + 0.3 i_t, oldest query first; then averaged over a
 
 The window: with D the mean position of the kept - f best keys of the first half of the queries minus that of the second half, it is
 max(5, 2 floor(|D| / 2000) + 1) wide and shifted by floor(|D| / 2000) towards where the queries came from; edges are repeated. Since it depends
-on the budget, smaller budgets keep no subset of larger ones and such files cannot be shrunk.
+on the budget, smaller budgets keep no subset of larger ones and such files cannot be shrunk; those made with replays or several questions, which
+pool by max 5, can.
 This is the paper's form. Most of the authors' scripts average p over the queries first (mode "after") and leave the window's own values out of
 a; they work per query head, use a kernel of at least 21 on RULER (--pool 21), and shift by one where D is exactly 0, which is not done here.
 """

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from dropkv.observers._base import Observation, Probe
 from dropkv.observers.question import plan_question
-from dropkv.observers.questions import plan_questions, read_questions
+from dropkv.observers.questions import plan_questions
 from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
 from dropkv.prompts import Seam
+from dropkv.question_files import read_questions
 from dropkv.settings import CompressSettings
 
 __all__ = ["Observation", "Probe", "observe"]

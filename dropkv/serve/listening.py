@@ -64,7 +64,10 @@ def open_port(taken: socket.socket) -> None:
 
 def _refused(error: OSError, host: str, port: int) -> DropkvError:
     where = f"port {port} of {printable(host, 80)}"
-    return DropkvError(f"{where} cannot be taken ({error.strerror}): use another --port, 0 for any free one")
+    advice = "use another --port, 0 for any free one"
+    if error.errno == errno.EADDRNOTAVAIL:
+        advice = "this machine has no such address: use --host 127.0.0.1, or 0.0.0.0 for all it has"
+    return DropkvError(f"{where} cannot be taken ({error.strerror}): {advice}")
 
 
 def address_of(taken: socket.socket) -> str:

@@ -17,11 +17,13 @@ NAMED = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
 def plan_names(files: Sequence[str]) -> dict[str, str]:
     """Name and file of each, in the order given; a folder stands for the .kv files in it.
 
-    Raises UsageError for an empty name, a pipe, and two files that would be called the same, DropkvError for a folder without files.
+    Raises UsageError for an empty name, a pipe, a file given twice and two that would be called the same, DropkvError for a folder without files.
     """
     found: dict[str, str] = {}
     for written in files:
         for name, file in _named(written):
+            if found.get(name) == file:
+                raise UsageError(f"the file {show_path(file)} is given twice: name each one once")
             if name in found:
                 both = f"{show_path(found[name])} and {show_path(file)}"
                 raise UsageError(f"{both} would both be called {printable(name)}: write NAME=FILE for one of them")

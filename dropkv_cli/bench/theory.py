@@ -81,8 +81,11 @@ def command(
     The tables are those of the paper, with their numbers; docs/bench.md says what they mean.
     """
     from dropkv.documents import read_document
+    from dropkv.prompts import check_question
 
     text = read_document(document)
+    if question is not None:
+        check_question(question)
     from dropkv.bench.results import made_folder
 
     with nullcontext() if output is None else made_folder(output):

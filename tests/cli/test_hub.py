@@ -152,8 +152,11 @@ def test_failures_are_one_line(server: HubServer, run: Run, kv: Path, tmp_path: 
     run("query", ADDRESS, "?", HF_TOKEN="hf_" + "c" * 30).failed_with(1, "(401)", "hf auth login")
     run("verify", ADDRESS, HF_HUB_OFFLINE="1").failed_with(1, "not in the cache", "HF_HUB_OFFLINE")
     run("info", ADDRESS, HF_ENDPOINT="http://127.0.0.1:9").failed_with(
-        1, "the Hub cannot be reached (http://127.0.0.1:9)"
+        1, "the Hub cannot be reached (http://127.0.0.1:9)", "use a file of this machine"
     )
+    upload = run("push", kv, "ns/books", "--license", "mit", HF_ENDPOINT="http://127.0.0.1:9")
+    upload.failed_with(1, "the Hub cannot be reached", "check the network")
+    assert "use a file" not in upload.err
     run("pull", kv).failed_with(2, "is no address of the Hub")
     run("pull", ADDRESS, "-o", kv).failed_with(1, "exists already", "--force")
     (tmp_path / "notes.txt").write_text("some words of a document\n" * 9)

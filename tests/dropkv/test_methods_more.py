@@ -11,14 +11,14 @@ from safetensors import safe_open
 
 from dropkv.compression import compress_document, resolve_method
 from dropkv.documents import Document
-from dropkv.errors import QuestionError, UsageError
+from dropkv.errors import UsageError
 from dropkv.kernels.moments import Moments, rotate, unrotate
 from dropkv.kernels.score import Attended, Window
 from dropkv.methods import Gathered, LayerContext, LayerScores, get, names, score
 from dropkv.methods._choice import preference
 from dropkv.methods.restkv import drift
 from dropkv.observers.question import plan_question
-from dropkv.observers.questions import plan_questions, read_questions
+from dropkv.observers.questions import plan_questions
 from dropkv.observers.replay import plan_replays
 from dropkv.observers.tail import plan_tail
 from dropkv.prefill import prefill, read
@@ -392,20 +392,6 @@ def test_the_table_of_observers_changes_only_what_it_says():
     ):
         with pytest.raises(UsageError, match=words):
             CompressSettings(observe=wrong)
-
-
-def test_a_questions_file_is_its_lines(tmp_path):
-    path = tmp_path / "list.txt"
-    path.write_bytes("\ufeffWho kept the ledger?\r\n\n  Questions about ships.  \n".encode())
-    assert read_questions(path) == ("Who kept the ledger?", "Questions about ships.")
-    path.write_text("\n \n")
-    with pytest.raises(QuestionError, match="no questions in it"):
-        read_questions(path)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(QuestionError, match="no UTF-8"):
-        read_questions(path)
-    with pytest.raises(QuestionError, match="cannot be read"):
-        read_questions(tmp_path / "none.txt")
 
 
 @pytest.mark.parametrize("observe", ["question:Who kept the ledger?", "questions:{}"])

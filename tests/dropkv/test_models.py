@@ -30,6 +30,7 @@ from dropkv.models import (
     catalogue,
     geometry_of,
     load_model,
+    load_outline,
     refuse_unsupported,
     unrotated_layers,
     wrap_model,
@@ -176,8 +177,21 @@ def test_damaged_folders(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    with pytest.raises(ModelError, match="tokenizer"):
+    with pytest.raises(ModelError, match=r"^m: has no tokenizer; put tokenizer\.json beside its config\.json$"):
         load_model(str(folder))
+
+
+def test_the_tokenizer_of_another_model_is_told_before_a_token_is_read(tmp_path: Path) -> None:
+    network = tiny.network("llama", vocab_size=64)
+    said = rf"its tokenizer has {tiny.tokenizer().vocab_size} tokens, the model has 64; put the tokenizer that belongs"
+    with pytest.raises(ModelError, match="^m: " + said):
+        wrap_model(network, tiny.tokenizer(), id="m")
+    with quiet():
+        network.save_pretrained(tmp_path / "m")
+    tiny.tokenizer().save_pretrained(tmp_path / "m")
+    for load in (load_model, load_outline):
+        with pytest.raises(ModelError, match=said):
+            load(str(tmp_path / "m"))
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mistral3"])
@@ -282,7 +296,7 @@ def test_refused_by_name_with_the_reason(fields: dict[str, Any], said: str) -> N
 )
 def test_families_that_are_refused(kind: str, own: dict[str, Any], said: str) -> None:
     """Real networks, not made-up configs: one line with the reason."""
-    shape: dict[str, Any] = dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2)
+    shape: dict[str, Any] = dict(vocab_size=tiny.VOCABULARY, hidden_size=64, intermediate_size=64, num_hidden_layers=2)
     if kind not in CONFIG_MAPPING:
         pytest.skip(f"this release of transformers has no {kind}")
     with quiet():
@@ -356,7 +370,7 @@ def test_layers_that_are_known_to_have_no_rotation() -> None:
 
 def test_attention_in_pieces_is_refused() -> None:
     config = CONFIG_MAPPING["diffllama"](
-        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4
+        vocab_size=tiny.VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4
     )
     network = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
     with pytest.raises(ModelError, match="d: layer 0 computes its attention in more than one piece"):

@@ -37,6 +37,14 @@ def test_a_port_of_a_server_that_still_loads_is_refused_at_once() -> None:
         assert str(refused.value) == refusal(port)
 
 
+def test_an_address_of_another_machine_is_told_apart_from_a_taken_port() -> None:
+    with pytest.raises(
+        DropkvError, match=r"port 0 of 192\.0\.2\.1 cannot be taken \(Cannot assign.*: this machine has no"
+    ) as told:
+        take_port("192.0.2.1", 0)  # an address for examples, nobody's
+    assert "--host 127.0.0.1" in str(told.value) and "--port" not in str(told.value)
+
+
 def test_the_next_server_can_begin_while_old_connections_linger() -> None:
     with take_port(HOST, 0) as first:
         port = port_of(first)

@@ -156,3 +156,6 @@ def test_names_can_be_given_and_must_differ(tmp_path: Any) -> None:
     assert plan_names([str(tmp_path)]) == {"x=y": str(odd), "z": str(tmp_path / "z.kv")}
     with pytest.raises(UsageError, match=r"a/book.kv and b/book.kv would both be called book: write NAME=FILE"):
         plan_names(["a/book.kv", "b/book.kv"])
+    with pytest.raises(UsageError, match=r"the file a/book.kv is given twice: name each one once"):
+        plan_names(["a/book.kv", "a/book.kv"])
+    assert plan_names(["a/book.kv", "again=a/book.kv"]) == {"book": "a/book.kv", "again": "a/book.kv"}

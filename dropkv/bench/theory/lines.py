@@ -53,7 +53,7 @@ def theory_report(
     The last 8 tokens of document + question (of the document alone without one) are the queries. Candidates of a triple (layer, query head,
     query) are the keys that method `dropkv`, with these queries as its window, evicts from the head's KV head at `budget`; k is their number.
     eps is measured for every triple of the full-attention layers, all else for `samples` of them, drawn without replacement by `seed`.
-    progress(done, total) is called after every layer. Raises UsageError, BudgetError, DocumentError, ModelError.
+    progress(done, total) is called after every layer. Raises UsageError, BudgetError, DocumentError, QuestionError, ModelError.
     """
     check_budget(budget)
     if samples < 1:
@@ -97,7 +97,11 @@ def theory_report(
 
 def _ids(model: Model, document: Document, question: str | None) -> list[int]:
     seam = Seam.of(model.tokenizer, name=model.id)
-    ids = [*seam.head_ids, *seam.document_ids(document.text), *(seam.question_ids(question) if question else ())]
+    ids = [
+        *seam.head_ids,
+        *seam.document_ids(document.text),
+        *(() if question is None else seam.question_ids(question)),
+    ]
     if len(ids) > model.max_positions:
         raise DocumentError(
             f"{document.name}: {len(ids)} tokens, {model.id} has {model.max_positions} positions: use a shorter document"
