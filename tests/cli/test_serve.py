@@ -139,7 +139,7 @@ def test_files_of_different_models_are_refused(
 def test_what_cannot_be_meant_is_refused_before_anything_is_loaded(dropkv: Dropkv, kv: Path) -> None:
     dropkv("serve").failed_with(2, "FILE")
     dropkv("serve", "-").failed_with(2, "pipe")
-    dropkv("serve", kv, kv).failed_with(2, "both be called harbour", "NAME=FILE")
+    dropkv("serve", kv, kv).failed_with(2, "is given twice", "name each one once")
     dropkv("serve", kv, "--port", "70000").failed_with(2, "65535")
     dropkv("serve", kv, "--host", "no.such.host.invalid").failed_with(2, "no.such.host.invalid", "127.0.0.1")
     dropkv("serve", kv, "--batch-size", "0").failed_with(2, "--batch-size 1")
