@@ -17,15 +17,9 @@ if TYPE_CHECKING:
     import torch
 
 
-# Quantisation methods and what they need: the module to look for and the package that brings it.
-TOKENIZERS = (
-    "tokenizer.json",
-    "*.model",
-    "vocab.*",
-    "*.tiktoken",
-    "tekken.json",
-)  # files of which a tokenizer can be made
 NO_TOKENIZER = "{}: has no tokenizer; put tokenizer.json beside its config.json"
+TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json")
+# Quantisation methods and what they need: the module to look for and the package that brings it.
 PACKAGES = {
     "gptq": {"gptqmodel": "gptqmodel", "optimum": "optimum"},
     "awq": {"gptqmodel": "gptqmodel"},

@@ -239,15 +239,19 @@ def _finish(network: Any, tokenizer: Any, checkpoint: Checkpoint) -> Model:
     )
 
 
+def _refuse_foreign(tokenizer: Any, network: Any, name: str) -> None:
+    """Raise ModelError for the tokenizer of a larger model, whose ids would index past the embeddings."""
+    spelled, rows = int(getattr(tokenizer, "vocab_size", 0)), int(network.get_input_embeddings().weight.shape[0])
+    # Added tokens are left out of it: some models have no row for one that stands for an image.
+    if spelled - len(getattr(tokenizer, "added_tokens_decoder", ())) > rows:
+        raise ModelError(
+            f"{name}: its tokenizer has {spelled:,} tokens, the model has {rows:,}; put the tokenizer that belongs to the model there"
+        )
+
+
 def _model(network: Any, tokenizer: Any, checkpoint: Checkpoint, device: torch.device) -> Model:
     """What a network, with weights or without, and where it came from say of a model. Raises ModelError for another model's tokenizer."""
-    spelled, rows = int(getattr(tokenizer, "vocab_size", 0)), int(network.get_input_embeddings().weight.shape[0])
-    if (
-        spelled - len(getattr(tokenizer, "added_tokens_decoder", ())) > rows
-    ):  # some models have no row for a token of images
-        raise ModelError(
-            f"{checkpoint.id}: its tokenizer has {spelled:,} tokens, the model has {rows:,}; put the tokenizer that belongs to the model there"
-        )
+    _refuse_foreign(tokenizer, network, checkpoint.id)
     return Model(
         network=network,
         tokenizer=tokenizer,
