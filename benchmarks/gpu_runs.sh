@@ -8,7 +8,7 @@
 #   checks   330  the tests of a GPU, the kernels against their definitions first
 #   scoring   30  window scores, selection, gather; ncu after it
 #   prefill  110  compress against transformers' prefill at 32K and 128K
-#   auto      40  what auto, auto-twice and auto-told cost beside adadropkv
+#   auto      60  what auto, auto-twice and auto-told cost beside adadropkv
 #   decode    25  decode steps and their attention
 #   loading   35  a file onto the GPU, to the first token
 #   serve    110  dropkv serve under load, in float32 and bfloat16
