@@ -4,7 +4,7 @@
     python benchmarks/two_gpus.py cpu cpu          # a dry run
 
 Random networks of a tiny Llama, a Gemma-2 with sliding layers, and SmolLM2's shape; each compresses a document with four methods, is saved
-and asked, and files made one way are opened the other way. Prints one line a check; exit 1 when one fails. Takes two minutes on a GPU.
+and asked, and files made one way are opened the other way. Prints one line a check; exit 1 when one fails. Takes two to three minutes on GPUs.
 """
 
 from __future__ import annotations
