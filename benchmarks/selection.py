@@ -120,7 +120,7 @@ def main() -> None:
         for layer in scores:
             made = timed("orders", orders.add, layer)
             timed("choice", choice.add, *made)
-            most = max(most, sum(len(own.positions) for own in choice.candidates()))
+            most = max(most, sum(map(sum, choice.held())))
         timed("finish", choice.finish)
         return seconds, most
 

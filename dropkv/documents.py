@@ -13,6 +13,7 @@ from formats.errors import printable, show_path
 from formats.sniff import OPENING, SNIFF_BYTES
 
 STDIN = "-"
+UTF16 = (b"\xff\xfe", b"\xfe\xff")  # how such a text begins
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _decode(raw: bytes, shown: str) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         what = f"is not UTF-8 (0x{raw[error.start]:02x} at byte {error.start})"
-        raise DocumentError(f"{shown}: {what}; convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW") from None
+        raise DocumentError(f"{shown}: {what}; convert it: {to_utf8(raw)}") from None
 
 
 def _foreign(raw: bytes) -> str:
@@ -112,9 +113,14 @@ def _foreign(raw: bytes) -> str:
         return "is RTF; convert it first: pandoc BOOK.rtf -t plain --wrap=none -o BOOK.txt"
     if raw.startswith(b"\x1f\x8b"):
         return "is gzip; unpack it first: gunzip BOOK.txt.gz"
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "is UTF-16; convert it first: iconv -f UTF-16 -t UTF-8 OLD > NEW"
+    if raw.startswith(UTF16):
+        return f"is UTF-16; convert it first: {to_utf8(raw)}"
     return ""
+
+
+def to_utf8(raw: bytes) -> str:
+    """The command that makes UTF-8 of a text that is none."""
+    return f"iconv -f {'UTF-16' if raw.startswith(UTF16) else 'LATIN1'} -t UTF-8 OLD > NEW"
 
 
 def _tidy(text: str, shown: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dropkv.documents import to_utf8
 from dropkv.errors import QuestionError
 from formats.errors import show_path
 
@@ -25,8 +26,7 @@ def questions_in(raw: bytes, shown: str) -> tuple[str, ...]:
     try:
         lines = [line.strip() for line in raw.decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError:
-        encoding = "UTF-16" if raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "LATIN1"
-        raise QuestionError(f"{shown}: is not UTF-8 text; convert it: iconv -f {encoding} -t UTF-8 OLD > NEW") from None
+        raise QuestionError(f"{shown}: is not UTF-8 text; convert it: {to_utf8(raw)}") from None
     questions = tuple(line for line in lines if line and not line.startswith("#"))
     if not questions:
         raise QuestionError(f"no question in {shown}: write one a line")

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from benchmarks.question_free import changed
 from benchmarks.question_free.again import read_replays
-from benchmarks.question_free.entries import Entries, EntriesRun, answers_of, read_question
+from benchmarks.question_free.entries import Enough, Entries, EntriesRun, answers_of, read_question
 from benchmarks.question_free.lines import Cell, line_of, missing
 from benchmarks.question_free.observers import Observer
 from benchmarks.question_free.recipes import groups
@@ -55,7 +55,6 @@ LOOK = "stream 0.27 by p"
 SCOPES = ("heads", "model-wide", "recipe")
 LOOKS = tuple(f"second look, {scope}" for scope in SCOPES)
 NAMES = (*CHANGES, *LOOKS)
-Enough = Callable[[Sequence[int]], bool]
 
 
 class Document:

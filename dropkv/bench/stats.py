@@ -79,9 +79,6 @@ def difference(scores: Scores, first: Scores, *, seed: int = 0) -> Estimate | No
     values = set(paired.values())
     if samples == 1:
         return Estimate(mean, -1.0, 1.0, "none", len(paired), 1)
-    if values == {0.0}:
-        unseen = wilson(0, samples)[1]
-        return Estimate(0.0, -unseen, unseen, "Wilson", len(paired), samples)
     if values in ({1.0}, {-1.0}):
         least = wilson(samples, samples)[0]
         low, high = (least, 1.0) if mean > 0 else (-1.0, -least)
