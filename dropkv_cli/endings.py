@@ -17,7 +17,7 @@ import click
 from dropkv.errors import MORE_MEMORY, DropkvError, out_of_memory
 from dropkv_cli.interrupts import Ended, cleaned_up
 from dropkv_cli.main import interrupted
-from dropkv_cli.output import complain, failure_keys, json_line
+from dropkv_cli.output import complain, failure_keys, forget, json_line
 from formats.errors import ExistingFile, FormatError, show_path
 
 
@@ -84,7 +84,7 @@ def guarded(
         _trace()
         return failed(_advised(error), error.exit_code)
     except BrokenPipeError:
-        _forget_output()
+        forget(sys.stdout)
         return 1
     except Exception as error:
         if ctrl_c.pressed and isinstance(error, ImportError | SystemError | RecursionError):
@@ -133,17 +133,11 @@ def _usage(error: click.ClickException, arguments: Sequence[str]) -> str:
     return f"{error.format_message().rstrip('.')}{advice}"
 
 
-def _forget_output() -> None:
-    """The reader of our output (such as head) has gone, or its disk is full: Python must not try again at exit."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: standard output is no real file, as in tests
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _unwritable(error: Exception) -> str:
     """What to say when it was standard output that failed, else nothing. All that is printed passes through click.echo."""
     if not _passed_output(error):
         return ""
-    _forget_output()
+    forget(sys.stdout)
     return f"standard output cannot be written ({error.strerror}): send it to another file, or to a terminal"
 
 

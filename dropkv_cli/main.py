@@ -25,6 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = run(arguments)
     except KeyboardInterrupt:
         code = interrupted(arguments)
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:  # what nobody could be told is still in its buffer
+        from dropkv_cli.output import forget
+
+        forget(sys.stderr)
     sys.exit(code)
 
 

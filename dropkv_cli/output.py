@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -46,6 +46,12 @@ def safe_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def forget(stream: IO[str]) -> None:
+    """Its reader (such as head) has gone, or its disk is full: Python must not try again at exit, which would end with code 120."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: no real file, as in tests
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def result(text: str, *, newline: bool = True) -> None:

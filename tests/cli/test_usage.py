@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import signal
@@ -243,10 +244,29 @@ def test_an_output_that_is_full_or_closed_is_one_line(arguments: list[str]) -> N
         closed.stderr.startswith(b"dropkv: standard output cannot be written (Bad file")
         and b"Trace" not in closed.stderr
     )
+    for unbuffered in ("", "1"):
+        with open("/dev/full", "wb") as full:
+            environment = {"PYTHONUNBUFFERED": unbuffered}
+            process = start_dropkv(*arguments, stdout=subprocess.PIPE, stderr=full, env=environment)
+            assert process.communicate(timeout=60)[0]
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_exit_codes_stay_where_nobody_can_be_told(unbuffered: str) -> None:
+    stopped = (
+        "import dropkv_cli.app\n"
+        "def run(arguments):\n    raise KeyboardInterrupt\n"
+        "dropkv_cli.app.run = run\n"
+        "from dropkv_cli.main import main\n"
+        "main(['models'])\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "wb") as full:
-        process = start_dropkv(*arguments, stdout=subprocess.PIPE, stderr=full)
-        assert process.communicate(timeout=60)[0]
-    assert process.returncode == 0
+        for command, code in ((["-m", "dropkv_cli", "no-such-verb"], 2), (["-c", stopped], 130)):
+            assert (
+                subprocess.run([sys.executable, *command], stderr=full, env=environment, timeout=60).returncode == code
+            )
 
 
 def test_closed_streams_are_no_hindrance(document: Path, model: Path) -> None:
